@@ -1,0 +1,95 @@
+# ckpt: out-of-tree build into $(BUILD). `make help` lists the targets.
+#
+#   V=1           show commands            CUDA=0|1     (default: nvcc found?)
+#   SAN=address|undefined|thread           WERROR=1     warnings are errors
+#   BUILD=dir     object directory         ONLY="a b"   unit suites to build (test_a.c test_b.c)
+
+VERSION := $(shell sed -n 's/^\#define CKPT_VERSION "\(.*\)"/\1/p' lib/ckpt.h)
+CC      ?= cc
+PREFIX  ?= /usr/local
+SAN     ?=
+WERROR  ?= 0
+V       ?= 0
+NVCC    ?= $(shell command -v nvcc 2>/dev/null)
+CUDA    ?= $(if $(NVCC),1,0)
+BUILD   ?= build$(if $(SAN),/$(SAN))
+
+Q := $(if $(filter 1,$(V)),,@)
+say = $(if $(filter 1,$(V)),,@echo "  $(1)	$(2)")
+
+PKGS      := libcjson libcrypto zlib
+CPPFLAGS  += -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -D_FILE_OFFSET_BITS=64 -Ilib -Iformats \
+             $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+CFLAGS    ?= -O2 -g
+WARN      := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
+             -Wswitch-enum -Wpointer-arith -Wcast-qual -Wwrite-strings -Wformat=2
+STD       := -std=c17 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -pthread
+LDLIBS    += $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
+ifeq ($(WERROR),1)
+WARN += -Werror
+endif
+ifneq ($(SAN),)
+SANFLAGS := -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
+CFLAGS   := -O1 -g
+LDFLAGS  += -fsanitize=$(SAN)
+endif
+
+LIB_SRC   := $(sort $(wildcard lib/*.c lib/families/*.c))
+FMT_SRC   := $(sort $(wildcard formats/*.c))
+TOOL_SRC  := $(sort $(wildcard tools/*.c))
+CORE_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(LIB_SRC) $(FMT_SRC))
+TOOL_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(TOOL_SRC))
+SUITES    := $(if $(ONLY),$(ONLY),$(sort $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))))
+TEST_OBJ  := $(patsubst %,$(BUILD)/tests/test_%.o,$(SUITES))
+
+.PHONY: all clean help
+all: $(BUILD)/ckpt
+
+help:
+	@sed -n 's/^# *\(make [a-z-]*.*\)/\1/p' Makefile tools/make/*.mk 2>/dev/null || true
+
+# make                 build $(BUILD)/ckpt
+$(BUILD)/ckpt: $(TOOL_OBJ) $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(TOOL_OBJ) $(BUILD)/libckpt.a $(LDLIBS)
+
+$(BUILD)/libckpt.a: $(CORE_OBJ)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+# Hash kernels get their own instruction-set flags; they are chosen at run time.
+$(BUILD)/lib/sha256_ni.o: ARCHFLAGS := -msha -mssse3 -msse4.1 -O3
+
+$(BUILD)/%.o: %.c
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) $(ARCHFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tests/%.o: tests/%.c
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Itests -I$(BUILD) \
+	    -DCKPT_FIXTURES='"$(FIXTURES)"' -MMD -MP -c -o $@ $<
+
+FIXTURES ?= fixtures
+# The list of unit suites is generated so that adding tests/test_x.c is enough.
+$(BUILD)/suites.h: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q){ for s in $(SUITES); do echo "X($$s)"; done; } > $@.new; \
+	    cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+FORCE:
+$(BUILD)/tests/main.o: $(BUILD)/suites.h
+$(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt.a \
+	    $(shell pkg-config --libs check) $(LDLIBS)
+
+# make check-unit      unit tests (Check); ONLY="name" builds and runs some suites
+.PHONY: check-unit
+check-unit: $(BUILD)/unit
+	$(Q)$(BUILD)/unit
+
+clean:
+	rm -rf build
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

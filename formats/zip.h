@@ -1,0 +1,44 @@
+/* Zip as torch.save writes it: reader (central directory only) and writer of small archives with
+ * one large payload. Layout: torch-formats.md section 3. */
+#ifndef CKPT_ZIP_H
+#define CKPT_ZIP_H
+
+#include "source.h"
+
+typedef struct ckpt_zip_entry {
+    const char *name; /* full name with root folder */
+    uint64_t offset;  /* of the payload, relative to the archive start */
+    uint64_t size;    /* uncompressed */
+    uint64_t csize;
+    uint16_t method; /* 0 stored, 8 deflated */
+    uint32_t crc;
+} ckpt_zip_entry;
+
+typedef struct ckpt_zip {
+    ckpt_zip_entry *entries; /* central directory order */
+    size_t n_entries;
+    const char *root; /* text of the first entry's name up to '/', without it */
+} ckpt_zip;
+
+/* Read the directory of the archive occupying [base, base+length) of a source file. Every payload
+ * range is checked to lie inside. Entries live in the arena. Errors: CKPT_E_FORMAT. */
+ckpt_status ckpt_zip_open(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
+                          ckpt_arena *arena, ckpt_zip *zip, ckpt_err *err) CKPT_MUST_USE;
+/* Entry root/name, or NULL. */
+const ckpt_zip_entry *ckpt_zip_find(const ckpt_zip *zip, const char *name);
+/* Whole entry into memory, inflating if needed (zlib), refused above `limit`. */
+ckpt_status ckpt_zip_read(ckpt_source *src, uint32_t file, uint64_t base,
+                          const ckpt_zip_entry *entry, uint64_t limit, ckpt_buf *out, ckpt_err *err)
+    CKPT_MUST_USE;
+
+/* One torch.save item holding a single tensor: head || payload || tail. Root "archive"; records in
+ * torch order data.pkl, byteorder, data/0, version; local headers with data descriptors exactly as
+ * torch (flags 0x0808; 0x0800 for an empty payload), zip64 where needed, payload 64-byte aligned
+ * within the item, true CRCs. */
+void ckpt_zip_tensor_head(ckpt_buf *out, ckpt_dtype dtype, int rank, const int64_t *dims);
+void ckpt_zip_tensor_tail(ckpt_buf *out, ckpt_dtype dtype, int rank, const int64_t *dims,
+                          uint32_t payload_crc);
+/* A torch.save item whose data.pkl is the given pickle and which holds no tensors. */
+void ckpt_zip_object(ckpt_buf *out, const uint8_t *pickle, size_t n);
+
+#endif

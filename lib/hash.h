@@ -1,0 +1,51 @@
+/* SHA-256 and the digests of product specification section 4. Only hash.c includes OpenSSL. */
+#ifndef CKPT_HASH_H
+#define CKPT_HASH_H
+
+#include "arena.h"
+#include "dtype.h"
+
+#define CKPT_SHA256_LEN 32
+#define CKPT_LEAF_BYTES ((uint64_t)1 << 20) /* Merkle leaf, bytes */
+
+typedef struct ckpt_sha256 {
+    void *evp; /* EVP_MD_CTX */
+} ckpt_sha256;
+
+/* Incremental SHA-256. init may be called again after release. final resets for reuse. */
+ckpt_status ckpt_sha256_init(ckpt_sha256 *ctx, ckpt_err *err) CKPT_MUST_USE;
+void ckpt_sha256_update(ckpt_sha256 *ctx, const void *p, size_t n);
+void ckpt_sha256_final(ckpt_sha256 *ctx, uint8_t out[CKPT_SHA256_LEN]);
+void ckpt_sha256_release(ckpt_sha256 *ctx);
+
+/* RFC 6962 section 2.1: leaf = SHA256(0x00 || data), node = SHA256(0x01 || left || right),
+ * the empty tree is SHA256(""). */
+void ckpt_merkle_leaf(ckpt_sha256 *ctx, const void *p, size_t n, uint8_t out[CKPT_SHA256_LEN]);
+/* Two leaves at once (interleaved where the CPU allows); same results. */
+void ckpt_merkle_leaf2(ckpt_sha256 *ctx, const void *a, size_t na, uint8_t out_a[CKPT_SHA256_LEN],
+                       const void *b, size_t nb, uint8_t out_b[CKPT_SHA256_LEN]);
+/* Tree over n leaf hashes stored one after another (n * 32 bytes). Iterative: the largest power
+ * of two splits; any n. `leaves` is not modified. */
+void ckpt_merkle_root(ckpt_sha256 *ctx, const uint8_t *leaves, size_t n,
+                      uint8_t out[CKPT_SHA256_LEN]);
+
+/* Number of 1 MiB leaves of a tensor of `bytes` bytes (0 for an empty tensor). */
+static inline uint64_t ckpt_leaf_count(uint64_t bytes)
+{
+    return bytes / CKPT_LEAF_BYTES + (bytes % CKPT_LEAF_BYTES != 0);
+}
+
+/* Tensor digest from its leaf hashes:
+ * SHA256("ckpt.tensor.v1\0" || dtype name || "\0" || rank u32 || dims u64... || merkle root). */
+void ckpt_tensor_digest(ckpt_sha256 *ctx, ckpt_dtype dtype, int rank, const int64_t *dims,
+                        const uint8_t *leaves, size_t n, uint8_t out[CKPT_SHA256_LEN]);
+/* Root over tensors: RFC 6962 tree of leaves name || "\0" || tensor digest, sorted by name bytes.
+ * names and digests (n * 32) are given in that order already. */
+ckpt_status ckpt_root_digest(const char *const *names, const uint8_t *digests, size_t n,
+                             uint8_t out[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;
+
+/* Lower-case hex, NUL-terminated, and its strict inverse (exactly 64 digits). */
+void ckpt_hex(const uint8_t digest[CKPT_SHA256_LEN], char out[2 * CKPT_SHA256_LEN + 1]);
+bool ckpt_unhex(const char *hex, uint8_t out[CKPT_SHA256_LEN]);
+
+#endif

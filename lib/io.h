@@ -1,0 +1,59 @@
+/* Positional file I/O that is complete or an error, and the commit protocol of product
+ * specification section 5: temporary sibling, fsync files, directory fsync, atomic rename. */
+#ifndef CKPT_IO_H
+#define CKPT_IO_H
+
+#include "arena.h"
+
+#include <sys/types.h>
+
+/* Open for reading. Errors: CKPT_E_IO naming the path. A directory, FIFO or device is refused. */
+ckpt_status ckpt_open_read(const char *path, int *fd, uint64_t *size, ckpt_err *err) CKPT_MUST_USE;
+/* Read exactly n bytes at offset. A short file is CKPT_E_IO "unexpected end of file". */
+ckpt_status ckpt_pread_full(int fd, void *buf, size_t n, uint64_t offset, ckpt_err *err)
+    CKPT_MUST_USE;
+ckpt_status ckpt_pwrite_full(int fd, const void *buf, size_t n, uint64_t offset, ckpt_err *err)
+    CKPT_MUST_USE;
+/* Whole small file, NUL-terminated in *out (not counted), refused above `limit` (CKPT_E_FORMAT). */
+ckpt_status ckpt_read_file(const char *path, uint64_t limit, ckpt_buf *out, ckpt_err *err)
+    CKPT_MUST_USE;
+
+bool ckpt_exists(const char *path);
+bool ckpt_is_dir(const char *path);
+/* Names in a directory except "." and "..", sorted bytewise, in the arena. */
+ckpt_status ckpt_list_dir(const char *path, ckpt_arena *arena, char ***names, size_t *n,
+                          ckpt_err *err) CKPT_MUST_USE;
+/* dir + "/" + name; `name` alone if dir is empty. */
+char *ckpt_path_join(ckpt_arena *arena, const char *dir, const char *name);
+const char *ckpt_basename(const char *path);
+/* True if name is safe to join below a directory: relative, no empty, "." or ".." component,
+ * no NUL or backslash. Slashes are allowed only if `allow_slash`. */
+bool ckpt_name_is_safe(const char *name, bool allow_slash);
+
+/* An output being built beside its final place. */
+typedef struct ckpt_commit {
+    char *final_path; /* as named by the user, without trailing slashes */
+    char *temp_path;  /* sibling: .NAME.ckpt-tmp.PID */
+    bool is_dir, force, active;
+} ckpt_commit;
+
+/* Prepare. Errors: final path exists and !force (CKPT_E_USAGE), parent missing or not writable
+ * (CKPT_E_IO). Creates the temporary directory, or nothing yet when !is_dir (the caller creates
+ * temp_path as a file). Registers the path for removal by ckpt_commit_cleanup_signal. */
+ckpt_status ckpt_commit_begin(ckpt_commit *commit, const char *final_path, bool is_dir, bool force,
+                              ckpt_err *err) CKPT_MUST_USE;
+/* Write one small file below the temporary directory (subdirectories are created), fsynced. */
+ckpt_status ckpt_commit_write(ckpt_commit *commit, const char *name, const void *p, size_t n,
+                              ckpt_err *err) CKPT_MUST_USE;
+/* fsync all directories, rename into place (an existing target is exchanged, then removed),
+ * fsync the parent. */
+ckpt_status ckpt_commit_finish(ckpt_commit *commit, ckpt_err *err) CKPT_MUST_USE;
+/* Remove the temporary output; safe at any time, also after finish. */
+void ckpt_commit_abort(ckpt_commit *commit);
+
+/* mkdir -p below an existing base. */
+ckpt_status ckpt_mkdirs(const char *path, ckpt_err *err) CKPT_MUST_USE;
+/* rm -r that never follows symbolic links. Best effort. */
+void ckpt_remove_tree(const char *path);
+
+#endif

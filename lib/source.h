@@ -1,0 +1,211 @@
+/* What a container gives (source) and takes (sink). Containers know bytes and names and nothing
+ * about models; they do no bulk I/O: a source says where every chunk of every stored tensor lies,
+ * a sink says which bytes every output file consists of. The executor (stream.c) moves the data. */
+#ifndef CKPT_SOURCE_H
+#define CKPT_SOURCE_H
+
+#include "arena.h"
+#include "dtype.h"
+#include "json.h"
+
+#define CKPT_MAX_RANK 16
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+typedef struct ckpt_file {
+    const char *name; /* relative to the checkpoint root, for messages and the manifest */
+    const char *path; /* to open */
+    uint64_t size;
+    int fd;       /* open for reading, or -1 for a file that is only listed */
+    bool is_data; /* holds tensor or object payload */
+} ckpt_file;
+
+/* One rectangular piece of a stored tensor. Arrays have the tensor's rank. */
+typedef struct ckpt_chunk {
+    const int64_t *lo;     /* offset in the tensor, elements */
+    const int64_t *len;    /* extent, elements */
+    const int64_t *stride; /* elements between neighbours in the file; NULL = row-major */
+    uint64_t offset;       /* byte of the chunk's element (0,...,0) in the file */
+    uint32_t file;
+} ckpt_chunk;
+
+typedef struct ckpt_tensor {
+    const char *name; /* stored name, unique in the source, UTF-8 without NUL */
+    const int64_t *dims;
+    ckpt_chunk *chunks; /* validated by the container: inside bounds, disjoint, complete */
+    size_t n_chunks;
+    ckpt_dtype dtype;
+    int rank;
+    bool big_endian; /* elements are byte-swapped in the file */
+} ckpt_tensor;
+
+/* An opaque payload carried through byte for byte (a DCP BYTE_IO item). */
+typedef struct ckpt_object {
+    const char *name;
+    uint64_t offset, length;
+    uint32_t file;
+    const char *unknown_global; /* "module.name" outside the allow-list, or NULL */
+    const char *text;           /* one-line rendering for inspect --common, or NULL */
+} ckpt_object;
+
+typedef enum ckpt_config_kind { CKPT_CONFIG_NONE, CKPT_CONFIG_HF, CKPT_CONFIG_MEGATRON }
+    ckpt_config_kind;
+
+typedef struct ckpt_source {
+    const struct ckpt_container *container;
+    ckpt_arena arena; /* owns everything below except the json documents */
+    const char *path; /* as the user named it */
+    const char *root; /* directory that file names are relative to (the iteration directory) */
+    ckpt_file *files;
+    size_t n_files;
+    ckpt_tensor *tensors; /* sorted bytewise by name */
+    size_t n_tensors;
+    ckpt_object *objects; /* sorted bytewise by name */
+    size_t n_objects;
+    ckpt_json *config; /* HF config.json, or Megatron args as an object; NULL if absent */
+    ckpt_json *common; /* decoded common state without tensors, for display; NULL if none */
+    ckpt_json *metadata; /* container-level metadata (safetensors __metadata__), or NULL */
+    ckpt_config_kind config_kind;
+    int64_t iteration; /* -1 unknown */
+    const char **warnings;
+    size_t n_warnings;
+    /* Reads n bytes at offset of files[file]. NULL means pread on files[file].fd. */
+    ckpt_status (*read_at)(struct ckpt_source *src, uint32_t file, void *buf, size_t n,
+                           uint64_t offset, ckpt_err *err);
+    void (*close)(struct ckpt_source *src); /* container's own state; may be NULL */
+    void *self;
+} ckpt_source;
+
+typedef struct ckpt_open_opts {
+    int64_t iteration; /* -1: the newest complete one */
+    const char *container; /* force a container by name, or NULL */
+} ckpt_open_opts;
+
+/* What a probe may look at. */
+typedef struct ckpt_probe {
+    const char *path;
+    bool is_dir;
+    uint8_t head[64]; /* first bytes of a file */
+    size_t head_len;
+    uint64_t size;
+    char **names; /* directory listing, sorted; NULL for a file */
+    size_t n_names;
+} ckpt_probe;
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+typedef struct ckpt_out_chunk {
+    const int64_t *lo, *len; /* elements; tensor's rank */
+    int owner;               /* rank that writes it, 0-based */
+    uint32_t file;           /* set by layout(): file and byte offset of its row-major payload */
+    uint64_t offset;
+} ckpt_out_chunk;
+
+typedef struct ckpt_out_tensor {
+    const char *name;
+    const int64_t *dims;
+    ckpt_out_chunk *chunks; /* cover the tensor exactly; one for unsharded containers */
+    size_t n_chunks;
+    ckpt_dtype dtype;
+    int rank;
+} ckpt_out_tensor;
+
+typedef struct ckpt_out_object {
+    const char *name;
+    int owner;
+    /* Payload: bytes in memory, or a range of a source file when data is NULL. */
+    const uint8_t *data;
+    uint32_t src_file;
+    uint64_t src_offset, length;
+    uint32_t file; /* set by layout() */
+    uint64_t offset;
+} ckpt_out_object;
+
+typedef struct ckpt_out {
+    ckpt_out_tensor *tensors; /* write order */
+    size_t n_tensors;
+    ckpt_out_object *objects;
+    size_t n_objects;
+    int world;                    /* number of ranks (owners) */
+    uint64_t max_shard_bytes;     /* HF sharding; 0 = one file */
+    const ckpt_json *config;      /* config.json for HF-style, args for Megatron; may be NULL */
+    ckpt_config_kind config_kind; /* MEGATRON: write a torch_dist directory with common state */
+    const ckpt_json *metadata;    /* safetensors __metadata__ extras (strings), may be NULL */
+    int64_t iteration;            /* -1: "release" */
+    bool single_file;             /* destination is a file, not a directory */
+} ckpt_out;
+
+typedef enum ckpt_seg_kind {
+    CKPT_SEG_LITERAL, /* bytes from sink->literal() */
+    CKPT_SEG_CHUNK,   /* payload of tensors[a].chunks[b], row-major */
+    CKPT_SEG_OBJECT   /* payload of objects[a] */
+} ckpt_seg_kind;
+
+/* Segments of a file are in order, touch, and cover it exactly. */
+typedef struct ckpt_seg {
+    uint64_t offset, len;
+    uint32_t a, b; /* LITERAL: a = container's own id */
+    uint8_t kind;
+    bool crc; /* CHUNK/OBJECT: the executor computes CRC-32 (zip) of this payload and passes it to
+                 the literal() calls of the LITERAL segments that follow, up to the next payload */
+} ckpt_seg;
+
+typedef struct ckpt_out_file {
+    const char *name; /* relative to the destination */
+    uint64_t size;
+    ckpt_seg *segs;
+    size_t n_segs;
+    bool is_data; /* holds chunks or objects */
+} ckpt_out_file;
+
+typedef struct ckpt_sink {
+    ckpt_arena arena;
+    ckpt_out_file *files;
+    size_t n_files;
+    const char *manifest_dir; /* where ckpt.manifest.json goes, relative; "" = top */
+    /* Produce the whole of a literal segment (seg->len bytes). crc: CRC-32 of the payload segment
+     * just before it in the same file, 0 if none. Pure: thread-safe and repeatable. */
+    void (*literal)(const struct ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
+                    uint8_t *out);
+    void *self; /* in the arena */
+} ckpt_sink;
+
+/* ---- the table ------------------------------------------------------------------------------ */
+
+typedef struct ckpt_container {
+    const char *name; /* "safetensors", "torch_dist", "torch" */
+    const char *what; /* one line for help */
+    /* 0 no, 1 possible, 2 certain. */
+    int (*probe)(const ckpt_probe *probe);
+    /* Validate headers and fill src (zeroed, path set). Reads no tensor data. */
+    ckpt_status (*open)(ckpt_source *src, const ckpt_open_opts *opts, ckpt_err *err);
+    /* Assign every chunk and object its file and offset and list the files. NULL: read-only. */
+    ckpt_status (*layout)(ckpt_out *out, ckpt_sink *sink, ckpt_err *err);
+} ckpt_container;
+
+/* registry.c */
+extern const ckpt_container *const ckpt_containers[]; /* NULL-terminated */
+const ckpt_container *ckpt_container_find(const char *name);
+/* Probe, open, sort and validate. On error everything is released. */
+ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open_opts *opts,
+                             ckpt_err *err) CKPT_MUST_USE;
+void ckpt_source_close(ckpt_source *src);
+
+/* source.c: helpers for containers and users. */
+/* Append to the source's tables (they grow in malloc'd scratch owned by the source). */
+ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char *path,
+                                 bool open_it, uint32_t *index, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_source_warn(ckpt_source *src, ckpt_err *err, const char *fmt, ...)
+    CKPT_PRINTF(3, 4);
+ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
+                             ckpt_err *err) CKPT_MUST_USE;
+/* Index by exact stored name, or -1. */
+int64_t ckpt_source_find(const ckpt_source *src, const char *name);
+/* Check that the tensor's chunks lie in bounds, do not overlap and cover it. Sorts the chunks by
+ * lo (lexicographic, axis 0 first). Chunks with a zero extent are dropped. Also checks that the
+ * bytes each chunk touches lie inside its file. Errors: CKPT_E_FORMAT naming the tensor and the
+ * first overlapping or missing coordinate. n log n in chunks for grids. */
+ckpt_status ckpt_tensor_check(const ckpt_source *src, ckpt_tensor *tensor, ckpt_err *err)
+    CKPT_MUST_USE;
+
+#endif
