@@ -10,6 +10,7 @@
 #include "ckpt.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #define CKPT_ERR_MAX 2048
 
@@ -32,6 +33,10 @@ ckpt_status ckpt_fail(ckpt_err *err, ckpt_status code, const char *fmt, ...) CKP
 ckpt_status ckpt_fail_errno(ckpt_err *err, int errnum, const char *fmt, ...) CKPT_PRINTF(3, 4);
 /* Prepend a frame: "frame: old text". */
 void ckpt_err_frame(ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(2, 3);
+
+/* Bytes (1-4) of the well-formed UTF-8 sequence at s, of which n are available, or 0 if there is
+ * none: overlong forms, surrogates and values beyond U+10FFFF are refused. NUL is one byte. */
+size_t ckpt_utf8_len(const void *s, size_t n);
 
 int ckpt_exit_code(ckpt_status status);
 const char *ckpt_status_text(ckpt_status status);
