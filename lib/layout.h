@@ -1,0 +1,121 @@
+/* Layout tables: which stored tensors a dialect has and which box of each is which canonical tensor.
+ *
+ * The canonical schema names every tensor of a model once, free of any layout:
+ *   embed.weight  head.weight  final_norm.weight  blocks.{b}.KIND.…  with KIND one of
+ *   kda mla attn gdn mlp moe. A block is one residual sub-layer: Hugging Face layer i is blocks 2i
+ *   (token mixer) and 2i+1 (channel mixer); a Megatron hybrid pattern letter is one block.
+ *
+ * A row says: canonical tensor = reshape(box of view(stored tensor)). View text, dimensions
+ * separated by '|', factors of a dimension by blanks, outermost first:
+ *
+ *   factor := EXPR                whole axis of that size
+ *           | EXPR=I              index I of it: a number, or `e` for the row's {e}
+ *           | EXPR[A:B]           the half-open range A..B of it
+ *           | EXPR<EXPR2          the first EXPR of EXPR2 (padding; zero-filled when written)
+ *           each followed by @tp @etp @ep or @unit: how a sharded container cuts that axis
+ *   `@tp` alone in a dimension    cuts the whole dimension contiguously
+ *   EXPR   := terms of symbols and integers with + and *, no blanks: R+2, 2*FE
+ *
+ * Examples: "NK@tp A | H" (heads over TP), "2=0@unit F@tp | H" (gate half of fc1),
+ * "E=e@ep | 2=1@unit FE@etp | H" (up part of expert e), "V<VP@tp | H" (padded vocabulary).
+ * All rows of one stored tensor must agree in axis sizes and cuts; only the boxes differ.
+ *
+ * Names: {l} and {e} match decimal indices. A canonical index may be an expression of the stored
+ * one: "blocks.{2l}.kda.q.weight", "blocks.{2l+1}.mlp.up.weight", "blocks.{l}.…".
+ * Rows are read in both directions. Several rows may share a stored name (fused tensors, or the
+ * same name in different kinds of block: the kind is decided per block by the unambiguous rows).
+ * Several rows may share a canonical name (spellings): all are read; when writing the first whose
+ * tag is NULL or chosen wins. */
+#ifndef CKPT_LAYOUT_H
+#define CKPT_LAYOUT_H
+
+#include "json.h"
+#include "shard.h"
+
+typedef struct ckpt_row {
+    const char *canon;
+    const char *stored;
+    const char *view;
+    const char *tag; /* "group=choice", e.g. "kda=fused", "latent_norm=separate"; NULL = always */
+} ckpt_row;
+
+enum {
+    CKPT_SCHEMA_KEEP_F32 = 1, /* --dtype leaves it alone unless forced: A_log, dt_bias, router … */
+    CKPT_SCHEMA_NO_DECAY = 2  /* no weight decay in training */
+};
+
+typedef struct ckpt_schema_row {
+    const char *canon; /* {b}, {e} */
+    const char *dims;  /* expressions separated by commas: "NK*A,H" */
+    unsigned flags;
+    const char *what;  /* one word for the table in README and --json: "column" "row" ... derived */
+} ckpt_schema_row;
+
+/* Named sizes. Names are short identifiers; a size is > 0 when bound. */
+typedef struct ckpt_symbol {
+    const char *name;
+    int64_t value; /* 0 = unbound */
+} ckpt_symbol;
+
+typedef struct ckpt_symtab {
+    ckpt_symbol s[64];
+    int n;
+} ckpt_symtab;
+
+int64_t ckpt_sym_get(const ckpt_symtab *t, const char *name, size_t n); /* 0 if unbound */
+bool ckpt_sym_set(ckpt_symtab *t, const char *name, int64_t value);     /* false: table full */
+/* Evaluate EXPR (n bytes); false if a symbol is unbound or the result overflows. */
+bool ckpt_expr_eval(const ckpt_symtab *t, const char *expr, size_t n, int64_t *out);
+
+typedef struct ckpt_layout {
+    const char *name;   /* "hf:kimi_linear", "megatron:hybrid", "fla:kda" */
+    const char *group;  /* what --layout says: "hf", "megatron", "fla" */
+    const char *family; /* schema the canonical names belong to: "hybrid" */
+    const ckpt_schema_row *schema;
+    size_t n_schema;
+    const ckpt_row *rows;
+    size_t n_rows;
+    /* Stored names that are no weights and are left out without complaint (patterns with one '*'),
+     * e.g. rotary inv_freq; NULL-terminated. */
+    const char *const *ignored;
+    ckpt_config_kind config_kind;
+    const char *default_tags; /* comma-separated choices when nothing else decides */
+    /* 1 if this stored configuration certainly belongs to the layout (architectures, model_type,
+     * args), 0 unknown, -1 certainly not. config may be NULL (0). */
+    int (*claims)(const ckpt_json *config);
+    /* Stored configuration -> canonical configuration (sorted flat keys, config.h). Errors name
+     * the field: CKPT_E_FORMAT (bad value), CKPT_E_UNSUPPORTED (cannot be represented). */
+    ckpt_status (*config_read)(const ckpt_json *stored, ckpt_json *canon, ckpt_err *err);
+    /* Canonical -> stored. `foreign`: an earlier configuration of this same kind whose unrelated
+     * fields are kept (may be NULL). Refuses (CKPT_E_UNSUPPORTED, field named) what the dialect
+     * cannot say. *out is new. */
+    ckpt_status (*config_write)(const ckpt_json *canon, const ckpt_json *foreign,
+                                const ckpt_mesh *mesh, ckpt_json **out, ckpt_err *err);
+} ckpt_layout;
+
+/* Every known layout, NULL-terminated (families/families.c). */
+extern const ckpt_layout *const ckpt_layouts[];
+
+/* A row compiled against indices and sizes: see layout.c. Match a stored name against a pattern;
+ * l and e receive the indices (-1 when the pattern has none). */
+bool ckpt_pattern_match(const char *pattern, const char *name, int64_t *l, int64_t *e);
+/* Instantiate a pattern whose index holes are {l} {2l} {2l+1} {b} {e}. */
+char *ckpt_pattern_format(ckpt_arena *arena, const char *pattern, int64_t l, int64_t e);
+/* Inverse for the canonical side of a row: match a canonical name, giving the stored-side l and e. */
+bool ckpt_pattern_match_canon(const char *pattern, const char *name, int64_t *l, int64_t *e);
+
+/* Build the axes of a view. dims/rank: the stored shape when reading (checked against the product;
+ * unbound symbols that a dimension determines alone are bound in `syms`; several unbound whole
+ * factors of one dimension merge into one axis), or dims NULL when writing (every symbol must be
+ * bound; EXPR2 of '<' unbound counts as EXPR). out_dims receives the stored shape.
+ * bind_only: do not fail on what is still unbound; returns with map->n = 0 in that case. */
+ckpt_status ckpt_view_build(const char *view, int64_t e, int rank, const int64_t *dims,
+                            ckpt_symtab *syms, bool bind_only, ckpt_arena *arena, ckpt_map *map,
+                            int *out_rank, int64_t out_dims[CKPT_MAX_RANK], ckpt_err *err)
+    CKPT_MUST_USE;
+
+/* Check every table: patterns parse, every canonical name is in the schema, views parse, tags are
+ * well formed, applying a rename twice equals once. For tests and user tables. */
+ckpt_status ckpt_layout_check(const ckpt_layout *layout, ckpt_err *err) CKPT_MUST_USE;
+
+#endif

@@ -1,0 +1,67 @@
+/* A checkpoint seen through its layout: every canonical tensor, and where it lies. */
+#ifndef CKPT_MODEL_H
+#define CKPT_MODEL_H
+
+#include "config.h"
+#include "layout.h"
+#include "source.h"
+
+typedef struct ckpt_canon {
+    const char *name; /* canonical, or the stored name when `extra` */
+    const int64_t *dims;
+    int rank;
+    ckpt_dtype dtype;
+    uint64_t bytes;
+    uint32_t stored; /* index into source->tensors */
+    ckpt_map map;    /* box of the view of the stored tensor; row-major box order = tensor order */
+    const ckpt_row *row; /* NULL when extra */
+    int block;           /* -1 outside blocks */
+    unsigned flags;      /* CKPT_SCHEMA_* */
+    bool extra;          /* no row matched: passed through whole under its stored name */
+} ckpt_canon;
+
+typedef struct ckpt_model {
+    ckpt_source *src; /* borrowed */
+    ckpt_arena arena;
+    const ckpt_layout *layout; /* NULL: no family matched, every tensor is extra */
+    ckpt_symtab syms;
+    ckpt_json *config;  /* canonical; NULL when layout is NULL */
+    ckpt_canon *tensors; /* sorted bytewise by name */
+    size_t n_tensors;
+    int n_blocks;
+    const char *tags; /* comma-separated choices seen in the source ("norms=separate,kda=fused") */
+    ckpt_mesh mesh;   /* as recognised from args and chunk grids; informational */
+    const char **ignored; /* stored tensors left out by the layout's ignore list */
+    size_t n_ignored;
+    const char **extras; /* stored names of the tensors marked extra, sorted */
+    size_t n_extras;
+    const char **notes; /* e.g. "vocabulary padding: 192 rows, 3 non-zero (max abs 0.5)" is not
+                           computed here; notes hold what binding saw */
+    size_t n_notes;
+} ckpt_model;
+
+typedef struct ckpt_model_opts {
+    const ckpt_layout *layout; /* force; NULL = detect */
+    const char *layout_group;  /* restrict detection to a --layout group, or NULL */
+    bool allow_unknown;        /* stored tensors without a row become extra instead of an error */
+    bool lenient;              /* inspect: unknown tensors, missing ones and config conflicts are
+                                  collected as notes, never errors */
+} ckpt_model_opts;
+
+/* Detect the layout, match every stored tensor, bind sizes, check shapes against the schema and the
+ * configuration, and sort. The map of every canonical tensor is complete afterwards.
+ * Errors: CKPT_E_FORMAT shape/config contradictions (tensor, found, expected); CKPT_E_UNSUPPORTED
+ * unknown tensors (all listed, at most 8 named, with the nearest known name) or two layouts;
+ * CKPT_E_FORMAT canonical tensors of a block that are absent ("missing tensor ..."). */
+ckpt_status ckpt_model_bind(ckpt_model *model, ckpt_source *src, const ckpt_model_opts *opts,
+                            ckpt_err *err) CKPT_MUST_USE;
+void ckpt_model_release(ckpt_model *model);
+/* By canonical name, or -1. */
+int64_t ckpt_model_find(const ckpt_model *model, const char *name);
+
+/* Read [lo, lo+n) bytes of a canonical tensor's row-major bytes (after big-endian swap). n and lo
+ * need not be element-aligned. Convenience over plan.h for small reads: inspect --head, tests. */
+ckpt_status ckpt_model_read(const ckpt_model *model, size_t tensor, uint64_t lo, size_t n,
+                            void *out, ckpt_err *err) CKPT_MUST_USE;
+
+#endif

@@ -1,0 +1,63 @@
+/* Parallel meshes and how they cut tensors: the only file that divides by a world size.
+ *
+ * Rank order is Megatron's default "tp-cp-ep-dp-pp" (tp fastest, pp slowest). Dense weights of a
+ * pipeline stage live on data-parallel replica 0: rank = stage * per_stage + tp. Experts live on
+ * rank stage * per_stage + ep * etp_size + etp. CP and DP only replicate; they widen the stage. */
+#ifndef CKPT_SHARD_H
+#define CKPT_SHARD_H
+
+#include "arena.h"
+#include "source.h"
+
+typedef struct ckpt_mesh {
+    int tp, pp, ep, etp, cp, dp; /* sizes, >= 1; etp 0 means "as tp" until resolved */
+} ckpt_mesh;
+
+/* How an axis of a view is cut. */
+typedef enum ckpt_cut {
+    CKPT_CUT_NONE,
+    CKPT_CUT_TP,   /* equal contiguous parts, one per TP rank */
+    CKPT_CUT_ETP,  /* the same over the expert-TP group */
+    CKPT_CUT_EP,   /* every index is a chunk of its own; owner by equal blocks over EP */
+    CKPT_CUT_UNIT  /* every index is a chunk of its own, same owner */
+} ckpt_cut;
+
+/* One factor of a stored dimension: the dimension is the row-major product of its axes. A tensor
+ * occupies indices [lo, lo + len) of each axis. */
+typedef struct ckpt_axis {
+    const char *symbol; /* for messages: "F", "KDA heads" */
+    int64_t size, lo, len;
+    int dim; /* stored dimension */
+    ckpt_cut cut;
+} ckpt_axis;
+
+typedef struct ckpt_map {
+    const ckpt_axis *axis; /* ordered by dim, outermost factor first */
+    int n;
+} ckpt_map;
+
+/* Fill defaults (etp = tp), check positivity and that the product fits (USAGE errors). */
+ckpt_status ckpt_mesh_resolve(ckpt_mesh *mesh, ckpt_err *err) CKPT_MUST_USE;
+/* Number of ranks: pp * max(tp * cp * dp, etp * ep), made a multiple of both. */
+int ckpt_mesh_world(const ckpt_mesh *mesh);
+/* Pipeline stage of block b of n: equal contiguous blocks; n must divide by pp (USAGE). */
+ckpt_status ckpt_mesh_check_blocks(const ckpt_mesh *mesh, int n_blocks, ckpt_err *err)
+    CKPT_MUST_USE;
+int ckpt_mesh_stage(const ckpt_mesh *mesh, int block, int n_blocks);
+
+/* Cut a stored tensor (rank dims, viewed as map) over the mesh: chunks in row-major grid order with
+ * lo/len in stored coordinates, and owners. mesh NULL or a view without cuts: one chunk, owner of
+ * rank 0 of the stage. Errors: CKPT_E_USAGE "SYMBOL 3 is not divisible by TP 2". */
+ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int64_t *dims,
+                           const ckpt_map *map, ckpt_arena *arena, ckpt_out_chunk **chunks,
+                           size_t *n_chunks, ckpt_err *err) CKPT_MUST_USE;
+
+/* Context parallelism cuts sequences, not weights. Token ranges of rank r of n over t tokens:
+ * contiguous for recurrent layers, zigzag (chunks r and 2n-1-r of 2n) for softmax attention. */
+typedef struct ckpt_span {
+    int64_t lo, len;
+} ckpt_span;
+ckpt_status ckpt_shard_sequence(int64_t tokens, int rank, int n, bool zigzag, ckpt_span out[2],
+                                int *n_spans, ckpt_err *err) CKPT_MUST_USE;
+
+#endif

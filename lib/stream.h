@@ -1,0 +1,75 @@
+/* The executor: workers that each read, gather, convert, hash and write their own piece.
+ *
+ * Work items are (a) pieces of an output file, at most 4 MiB, aligned in the file, in file order,
+ * files interleaved; (b) leaf runs: 1 MiB Merkle leaves of canonical tensors. Buffers come from one
+ * arena allocated before the first item; its size is bounded by `memory`. File digests need file
+ * order: each file has a turnstile, and a piece passes it after its data is in memory and before it
+ * is written. Results do not depend on the number of threads or on `memory`. */
+#ifndef CKPT_STREAM_H
+#define CKPT_STREAM_H
+
+#include "hash.h"
+#include "io.h"
+#include "plan.h"
+
+typedef struct ckpt_progress {
+    void (*tick)(void *self, uint64_t done, uint64_t total); /* bytes; called from one thread */
+    void *self;
+} ckpt_progress;
+
+typedef struct ckpt_stream_opts {
+    int threads;     /* 0 = all cores */
+    uint64_t memory; /* bytes for buffers; at least 1 MiB is used */
+    const ckpt_progress *progress; /* NULL = none */
+} ckpt_stream_opts;
+
+/* Digests of one canonical tensor. */
+typedef struct ckpt_tensor_hash {
+    uint8_t digest[CKPT_SHA256_LEN];
+    uint8_t *leaves; /* n_leaves * 32, in the caller's arena */
+    uint64_t n_leaves;
+} ckpt_tensor_hash;
+
+typedef struct ckpt_file_hash {
+    uint8_t sha256[CKPT_SHA256_LEN]; /* of all bytes */
+    uint8_t rest[CKPT_SHA256_LEN];   /* of the bytes that belong to no canonical tensor, in order */
+    uint64_t size;
+} ckpt_file_hash;
+
+typedef struct ckpt_convert_result {
+    ckpt_tensor_hash *tensors; /* per plan->results */
+    ckpt_file_hash *files;     /* per plan->sink.files */
+    uint8_t root[CKPT_SHA256_LEN];
+    uint8_t source_root[CKPT_SHA256_LEN];
+    uint64_t bytes;        /* written */
+    uint64_t buffer_bytes; /* arena actually allocated */
+} ckpt_convert_result;
+
+/* Write every file of the plan below dir (which exists; commit protocol is the caller's), fsync
+ * them, and compute all digests. Arrays are allocated in `arena`. */
+ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_stream_opts *opts,
+                                ckpt_arena *arena, ckpt_convert_result *out, ckpt_err *err)
+    CKPT_MUST_USE;
+
+/* Digest every canonical tensor of a model; out has model->n_tensors entries. root may be NULL. */
+ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *opts,
+                               ckpt_arena *arena, ckpt_tensor_hash *out,
+                               uint8_t root[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;
+
+/* Digest files of a source: `rest` always (bytes outside canonical tensors), `sha256` of everything
+ * when `whole`. out has src->n_files entries; files that are not open (fd -1) are opened by path. */
+ckpt_status ckpt_stream_files(const ckpt_model *model, bool whole, const ckpt_stream_opts *opts,
+                              ckpt_arena *arena, ckpt_file_hash *out, ckpt_err *err) CKPT_MUST_USE;
+
+/* Visit canonical tensors in parallel, in blocks: fn(self, tensor, lo, data, n) sees every byte of
+ * every tensor once; calls for one tensor come in order from one thread at a time. For statistics,
+ * NaN scans and diff. `other` non-NULL: pairs tensors (other_index[i] in the other model, or -1 to
+ * skip) and passes both buffers, which have equal n. */
+typedef ckpt_status (*ckpt_visit_fn)(void *self, size_t tensor, uint64_t lo, const uint8_t *a,
+                                     const uint8_t *b, size_t n, ckpt_err *err);
+ckpt_status ckpt_stream_visit(const ckpt_model *model, const ckpt_model *other,
+                              const int64_t *other_index, const bool *select,
+                              const ckpt_stream_opts *opts, ckpt_visit_fn fn, void *self,
+                              ckpt_err *err) CKPT_MUST_USE;
+
+#endif
