@@ -20,27 +20,34 @@ typedef enum ckpt_pkl_kind {
     CKPT_PKL_LIST,
     CKPT_PKL_TUPLE,
     CKPT_PKL_DICT, /* items: key, value, key, value ... in insertion order, duplicates kept */
-    CKPT_PKL_SET,
+    CKPT_PKL_SET,    /* set and frozenset made by protocol-4 opcodes */
     CKPT_PKL_GLOBAL, /* module in str, name in name */
     CKPT_PKL_OBJECT, /* callable(args) with state, appended items, set items */
     CKPT_PKL_PERSID  /* items[0] = the id */
 } ckpt_pkl_kind;
 
 typedef struct ckpt_pkl ckpt_pkl;
+/* A .metadata of a million entries makes tens of millions of nodes, so the members from `name` on
+ * exist only in GLOBAL and OBJECT nodes: test `kind` before touching them. */
 struct ckpt_pkl {
     ckpt_pkl_kind kind;
-    bool b;
-    int64_t i;
-    double f;
+    uint32_t id; /* dense 0-based node number, for visited marks */
+    union {
+        bool b; /* BOOL; BYTES: a bytearray; SET: a frozenset; OBJECT: made by NEWOBJ(_EX) */
+        int64_t i; /* INT; 0 or 1 for BOOL */
+        double f;  /* FLOAT */
+    };
     const char *str; /* STR, BYTES, BIGINT, GLOBAL module; NUL-terminated */
     size_t len;
-    const char *name; /* GLOBAL */
     ckpt_pkl **items; /* LIST, TUPLE, DICT, SET, PERSID; OBJECT: appended items */
-    size_t n_items, cap_items;
+    size_t n_items;
+    /* On the node that ckpt_pkl_parse returned: "module.name" of the first global of the whole
+     * stream that is outside the allow-list, even where no reachable node refers to it. */
+    const char *unknown;
+    const char *name;                          /* GLOBAL */
     ckpt_pkl *callable, *args, *kwargs, *state; /* OBJECT */
-    ckpt_pkl **pairs; /* OBJECT: SETITEM(S) targets, key, value, ... */
-    size_t n_pairs, cap_pairs;
-    uint32_t id; /* dense 0-based node number, for visited marks */
+    ckpt_pkl **pairs;                          /* OBJECT: SETITEM(S) targets, key, value, ... */
+    size_t n_pairs;
 };
 
 typedef struct ckpt_pkl_limits {
