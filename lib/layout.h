@@ -78,6 +78,10 @@ typedef struct ckpt_layout {
     /* Stored names that are no weights and are left out without complaint (patterns with one '*'),
      * e.g. rotary inv_freq; NULL-terminated. */
     const char *const *ignored;
+    /* What a complete block of each kind must have: "kda: norm.weight f.weight/f_a.weight+f_b.weight
+     * ...; moe: ...; top: embed.weight". '/' separates alternatives, '+' joins what goes together;
+     * {e} expands over E. NULL = no completeness check. */
+    const char *required;
     ckpt_config_kind config_kind;
     const char *default_tags; /* comma-separated choices when nothing else decides */
     /* 1 if this stored configuration certainly belongs to the layout (architectures, model_type,
@@ -104,15 +108,36 @@ char *ckpt_pattern_format(ckpt_arena *arena, const char *pattern, int64_t l, int
 /* Inverse for the canonical side of a row: match a canonical name, giving the stored-side l and e. */
 bool ckpt_pattern_match_canon(const char *pattern, const char *name, int64_t *l, int64_t *e);
 
-/* Build the axes of a view. dims/rank: the stored shape when reading (checked against the product;
- * unbound symbols that a dimension determines alone are bound in `syms`; several unbound whole
- * factors of one dimension merge into one axis), or dims NULL when writing (every symbol must be
- * bound; EXPR2 of '<' unbound counts as EXPR). out_dims receives the stored shape.
- * bind_only: do not fail on what is still unbound; returns with map->n = 0 in that case. */
-ckpt_status ckpt_view_build(const char *view, int64_t e, int rank, const int64_t *dims,
-                            ckpt_symtab *syms, bool bind_only, ckpt_arena *arena, ckpt_map *map,
-                            int *out_rank, int64_t out_dims[CKPT_MAX_RANK], ckpt_err *err)
-    CKPT_MUST_USE;
+/* What ckpt_view_build is given. */
+typedef struct ckpt_view_in {
+    const char *view;
+    int64_t e;           /* value of `e` in the view, -1 if the row has none */
+    int rank;            /* of dims or hint */
+    const int64_t *dims; /* reading: the stored shape. The product of every dimension is checked; a
+                            symbol that a dimension determines alone is bound; several unbound whole
+                            factors of one dimension merge into one axis. NULL when writing */
+    const int64_t *hint; /* writing: the canonical shape, used where a dimension has unbound whole
+                            factors (a checkpoint without configuration); may be NULL */
+    ckpt_symtab *syms;
+    bool bind_only; /* only bind what can be bound: never fails on unbound symbols, no map */
+} ckpt_view_in;
+
+typedef struct ckpt_view_out {
+    ckpt_map map;
+    int rank;
+    int64_t dims[CKPT_MAX_RANK];
+    bool complete; /* bind_only: every symbol was bound */
+} ckpt_view_out;
+
+/* Build the axes of a view. Errors: CKPT_E_FORMAT shape contradicts the view (dimension, found,
+ * expected with symbol values); CKPT_E_UNSUPPORTED a size is not determined. */
+ckpt_status ckpt_view_build(const ckpt_view_in *in, ckpt_arena *arena, ckpt_view_out *out,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* Number of dimensions a view text has. */
+int ckpt_view_rank(const char *view);
+/* True if the row's box is one index per e ("E=e"): the row expands over all experts of one stored
+ * tensor; *symbol and *len name the size to expand over. */
+bool ckpt_view_expands(const char *view, const char **symbol, size_t *len);
 
 /* Check every table: patterns parse, every canonical name is in the schema, views parse, tags are
  * well formed, applying a rename twice equals once. For tests and user tables. */

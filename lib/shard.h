@@ -19,7 +19,8 @@ typedef enum ckpt_cut {
     CKPT_CUT_TP,   /* equal contiguous parts, one per TP rank */
     CKPT_CUT_ETP,  /* the same over the expert-TP group */
     CKPT_CUT_EP,   /* every index is a chunk of its own; owner by equal blocks over EP */
-    CKPT_CUT_UNIT  /* every index is a chunk of its own, same owner */
+    CKPT_CUT_UNIT, /* every index is a chunk of its own, same owner */
+    CKPT_CUT_TP_DIM /* on the first axis of a dimension: the whole dimension in equal parts */
 } ckpt_cut;
 
 /* One factor of a stored dimension: the dimension is the row-major product of its axes. A tensor
