@@ -38,8 +38,8 @@ static size_t sanitise(char *out, size_t cap, const char *in)
     for (size_t i = 0; i < n;) {
         size_t len = ckpt_utf8_len(in + i, n - i);
         uint8_t c = (uint8_t)in[i];
-        bool control = len == 1 ? c < 0x20 || c == 0x7f
-                                : len == 2 && c == 0xc2 && (uint8_t)in[i + 1] < 0xa0;
+        bool control =
+            len == 1 ? c < 0x20 || c == 0x7f : len == 2 && c == 0xc2 && (uint8_t)in[i + 1] < 0xa0;
         if (len != 0 && !control) {
             if (used + len >= cap)
                 break;
