@@ -2,18 +2,20 @@
  *
  * {"manifest_version":1,"tool":"ckpt VERSION","created":"YYYY-MM-DDThh:mm:ssZ" or absent,
  *  "family":…,"layout":…,"container":…,"mesh":{"tp":…,"pp":…,"ep":…,"etp":…,"cp":…},
- *  "config_digest":hex,"config":{canonical},"foreign":{"hf":{…},"megatron":{…}},
+ *  "config_digest":hex,"config":{canonical},"foreign":{"hf":{…},"megatron":{…},"files":{…}},
  *  "files":{name:{"size":n,"sha256":hex,"rest":hex}},
  *  "tensors":{canonical:{"dtype":…,"shape":[…],"digest":hex,"leaves":[hex…] when more than one}},
  *  "root":hex,"source_root":hex,"lossy":[…]}
- * Output must be byte-identical for
- * the same input, so "created" is taken from SOURCE_DATE_EPOCH or the newest source file's mtime. */
+ * One file or tensor a line, so that two manifests can be compared as text. Output must be
+ * byte-identical for the same input, so "created" is taken from SOURCE_DATE_EPOCH or the newest
+ * source file's mtime. foreign.files holds the text of small auxiliary files by name. */
 #ifndef CKPT_MANIFEST_H
 #define CKPT_MANIFEST_H
 
 #include "stream.h"
 
 #define CKPT_MANIFEST_NAME "ckpt.manifest.json"
+#define CKPT_MANIFEST_SUFFIX ".ckpt.manifest.json" /* after the name of a single file */
 
 typedef struct ckpt_manifest_tensor {
     const char *name;
@@ -24,7 +26,7 @@ typedef struct ckpt_manifest_tensor {
 } ckpt_manifest_tensor;
 
 typedef struct ckpt_manifest_file {
-    const char *name;
+    const char *name; /* relative to the directory of the manifest */
     uint64_t size;
     uint8_t sha256[CKPT_SHA256_LEN], rest[CKPT_SHA256_LEN];
     bool has_sha256, has_rest;
@@ -47,13 +49,44 @@ typedef struct ckpt_manifest {
     size_t n_lossy;
 } ckpt_manifest;
 
+/* Errors: CKPT_E_FORMAT (syntax, a field, a digest that contradicts its own leaves, a root that
+ * contradicts the tensors), CKPT_E_UNSUPPORTED (another manifest_version). */
 ckpt_status ckpt_manifest_parse(const char *text, size_t n, ckpt_manifest *out, ckpt_err *err)
     CKPT_MUST_USE;
+/* Read the manifest file at `path`. */
+ckpt_status ckpt_manifest_read(const char *path, ckpt_manifest *out, ckpt_err *err) CKPT_MUST_USE;
 /* Find and read the manifest that belongs to an opened source: root/ckpt.manifest.json, or for a
  * single file PATH.ckpt.manifest.json. *found false when there is none. */
 ckpt_status ckpt_manifest_load(const ckpt_source *src, ckpt_manifest *out, bool *found,
                                ckpt_err *err) CKPT_MUST_USE;
-ckpt_status ckpt_manifest_print(const ckpt_manifest *m, ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
+/* Sorts files and tensors by name. */
+ckpt_status ckpt_manifest_print(ckpt_manifest *m, ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
 void ckpt_manifest_release(ckpt_manifest *m);
+
+/* Where the manifest of an opened source lies, whether or not it exists; NULL: out of memory. */
+char *ckpt_manifest_path(const ckpt_source *src, ckpt_arena *arena);
+/* True if the source is one plain file rather than a directory or an index. */
+bool ckpt_manifest_single(const ckpt_source *src);
+/* "created" for something made from these files; NULL if nothing is known. */
+const char *ckpt_manifest_created(const ckpt_source *src, ckpt_arena *arena);
+
+/* Index by name, or -1. */
+int64_t ckpt_manifest_find_tensor(const ckpt_manifest *m, const char *name);
+int64_t ckpt_manifest_find_file(const ckpt_manifest *m, const char *name);
+
+/* Fill tensors, files, root and description of an empty manifest. Strings and leaves are borrowed
+ * from the arguments. Of the plan only files below sink.manifest_dir are listed, relative to it;
+ * single_name (may be NULL) is what the one file of a single-file output is called. */
+ckpt_status ckpt_manifest_of_plan(ckpt_manifest *m, const ckpt_plan *plan,
+                                  const ckpt_convert_result *result, const char *single_name,
+                                  ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_manifest_of_model(ckpt_manifest *m, const ckpt_model *model,
+                                   const ckpt_tensor_hash *tensors, const ckpt_file_hash *files,
+                                   const uint8_t root[CKPT_SHA256_LEN], ckpt_err *err)
+    CKPT_MUST_USE;
+/* One more file, whose digests are of all its bytes. The name is copied. */
+ckpt_status ckpt_manifest_add_file(ckpt_manifest *m, const char *name, uint64_t size,
+                                   const uint8_t sha256[CKPT_SHA256_LEN], ckpt_err *err)
+    CKPT_MUST_USE;
 
 #endif
