@@ -5,7 +5,14 @@
 
 #include "arena.h"
 
+#include <signal.h>
 #include <sys/types.h>
+
+/* Set by a program's SIGINT/SIGTERM handler. Long loops look at it and return CKPT_E_INTERRUPTED;
+ * the ordinary error path then removes what was half written. */
+extern volatile sig_atomic_t ckpt_interrupted;
+/* CKPT_E_INTERRUPTED if it is set. */
+ckpt_status ckpt_check_interrupted(ckpt_err *err) CKPT_MUST_USE;
 
 /* Open for reading. Errors: CKPT_E_IO naming the path. A directory, FIFO or device is refused. */
 ckpt_status ckpt_open_read(const char *path, int *fd, uint64_t *size, ckpt_err *err) CKPT_MUST_USE;
@@ -37,18 +44,21 @@ typedef struct ckpt_commit {
     bool is_dir, force, active;
 } ckpt_commit;
 
-/* Prepare. Errors: final path exists and !force (CKPT_E_USAGE), parent missing or not writable
- * (CKPT_E_IO). Creates the temporary directory, or nothing yet when !is_dir (the caller creates
- * temp_path as a file). Registers the path for removal by ckpt_commit_cleanup_signal. */
+/* Prepare. Errors: final path exists and !force, or is the root, the working directory or above it
+ * (CKPT_E_USAGE); parent missing or not writable (CKPT_E_IO). Creates the temporary directory, or
+ * nothing yet when !is_dir (the caller creates temp_path as a file). */
 ckpt_status ckpt_commit_begin(ckpt_commit *commit, const char *final_path, bool is_dir, bool force,
                               ckpt_err *err) CKPT_MUST_USE;
-/* Write one small file below the temporary directory (subdirectories are created), fsynced. */
+/* Write one small file below the temporary directory (subdirectories are created), fsynced. When
+ * !is_dir, name is NULL and the file is temp_path itself. */
 ckpt_status ckpt_commit_write(ckpt_commit *commit, const char *name, const void *p, size_t n,
                               ckpt_err *err) CKPT_MUST_USE;
-/* fsync all directories, rename into place (an existing target is exchanged, then removed),
- * fsync the parent. */
+/* fsync all files and directories, rename into place (an existing target is exchanged, then
+ * removed), fsync the parent. If it fails before the rename the target is untouched and abort
+ * cleans up; if only the last fsync fails, a replaced target is kept at temp_path. */
 ckpt_status ckpt_commit_finish(ckpt_commit *commit, ckpt_err *err) CKPT_MUST_USE;
-/* Remove the temporary output; safe at any time, also after finish. */
+/* Remove the temporary output and release; safe at any time, also after finish, and on a zeroed
+ * structure. Keeps errno. */
 void ckpt_commit_abort(ckpt_commit *commit);
 
 /* mkdir -p below an existing base. */
