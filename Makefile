@@ -3,6 +3,18 @@
 #   V=1           show commands            CUDA=0|1     (default: nvcc found?)
 #   SAN=address|undefined|thread           WERROR=1     warnings are errors
 #   BUILD=dir     object directory         ONLY="a b"   unit suites to build (test_a.c test_b.c)
+#   SEEDS=n       property test models     JOBS=n       threads of the property test
+#   DESTDIR= PREFIX=                       where `make install` puts the program
+
+# demo and check bring what they need: this must happen before pkg-config is asked below.
+ifneq ($(filter demo check,$(MAKECMDGOALS)),)
+ifneq ($(shell tools/deps.sh --missing),)
+$(info $(shell tools/deps.sh 2>&1))
+ifneq ($(.SHELLSTATUS),0)
+$(error tools/deps.sh failed)
+endif
+endif
+endif
 
 VERSION := $(shell sed -n 's/^\#define CKPT_VERSION "\(.*\)"/\1/p' lib/ckpt.h)
 CC      ?= cc
@@ -18,13 +30,15 @@ Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(filter 1,$(V)),,@echo "  $(1)	$(2)")
 
 PKGS      := libcjson libcrypto zlib
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKG_LIBS  := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 CPPFLAGS  += -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -D_FILE_OFFSET_BITS=64 -Ilib -Iformats \
-             $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+             $(PKG_CFLAGS)
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
              -Wswitch-enum -Wpointer-arith -Wcast-qual -Wwrite-strings -Wformat=2
 STD       := -std=c17 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -pthread
-LDLIBS    += $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
+LDLIBS    += $(PKG_LIBS) -lm -pthread
 ifeq ($(WERROR),1)
 WARN += -Werror
 endif
@@ -42,13 +56,27 @@ TOOL_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(TOOL_SRC))
 SUITES    := $(if $(ONLY),$(ONLY),$(sort $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))))
 TEST_OBJ  := $(patsubst %,$(BUILD)/tests/test_%.o,$(SUITES))
 
-.PHONY: all clean help
+# Objects are rebuilt when the compiler or its flags change.
+SETTINGS := CC=$(CC) CFLAGS=$(CFLAGS) SAN=$(SAN) WERROR=$(WERROR) CUDA=$(CUDA) NVCC=$(NVCC) \
+            PKG_LIBS=$(PKG_LIBS) BUILD=$(BUILD) VERSION=$(VERSION)
+ifeq ($(V)$(MAKELEVEL),10)
+$(info $(SETTINGS))
+endif
+
+.PHONY: all clean help FORCE
+.DEFAULT_GOAL := all
 all: $(BUILD)/ckpt
 
-help:
-	@sed -n 's/^# *\(make [a-z-]*.*\)/\1/p' Makefile tools/make/*.mk 2>/dev/null || true
+$(BUILD)/flags: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN)' | cmp -s - $@ || \
+	    echo '$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN)' > $@
 
-# make                 build $(BUILD)/ckpt
+help:
+	@sed -n 's/^# *\(make [a-z-]*  .*\)/\1/p' Makefile tools/make/*.mk
+	@sed -n 's/^#  \( [A-Z]*=.*\)/\1/p' Makefile
+
+# make all             build $(BUILD)/ckpt (the default)
 $(BUILD)/ckpt: $(TOOL_OBJ) $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(TOOL_OBJ) $(BUILD)/libckpt.a $(LDLIBS)
@@ -60,15 +88,15 @@ $(BUILD)/libckpt.a: $(CORE_OBJ)
 # Hash kernels get their own instruction-set flags; they are chosen at run time.
 $(BUILD)/lib/sha256_ni.o: ARCHFLAGS := -msha -mssse3 -msse4.1 -O3
 
-$(BUILD)/%.o: %.c
+$(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) $(ARCHFLAGS) -MMD -MP -c -o $@ $<
 
-$(BUILD)/tests/%.o: tests/%.c
+$(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Itests -I$(BUILD) \
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Itests -Itests/gen -I$(BUILD) \
 	    -DCKPT_FIXTURES='"$(FIXTURES)"' -MMD -MP -c -o $@ $<
 
 FIXTURES ?= fixtures
@@ -77,7 +105,6 @@ $(BUILD)/suites.h: FORCE
 	$(Q)mkdir -p $(@D)
 	$(Q){ for s in $(SUITES); do echo "X($$s)"; done; } > $@.new; \
 	    cmp -s $@.new $@ && rm $@.new || mv $@.new $@
-FORCE:
 $(BUILD)/tests/main.o: $(BUILD)/suites.h
 $(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt.a
 	$(call say,LD,$@)
@@ -89,7 +116,10 @@ $(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt.a
 check-unit: $(BUILD)/unit
 	$(Q)$(BUILD)/unit
 
+include tools/make/targets.mk
+
+# make clean           remove build/
 clean:
 	rm -rf build
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(patsubst %.o,%.d,$(CORE_OBJ) $(TOOL_OBJ) $(TEST_OBJ) $(EXTRA_OBJ) $(BUILD)/tests/main.o)

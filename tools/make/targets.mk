@@ -1,0 +1,105 @@
+# Targets beside the build itself: test programs, checks, sanitizers, lint, install.
+
+SEEDS   ?= 1000
+JOBS    ?= $(shell nproc 2>/dev/null || echo 2)
+CKPT    := $(abspath $(BUILD)/ckpt)
+DESTDIR ?=
+CU_SRC  := $(sort $(shell find engine -name '*.cu' 2>/dev/null))
+C_ALL   := $(sort $(wildcard lib/*.[ch] lib/families/*.[ch] formats/*.[ch] engine/*.[ch] \
+             engine/*/*.[ch] tools/*.[ch] tests/*.[ch] tests/*/*.[ch]))
+NVCC_ARCH ?= sm_90
+
+# ---- programs used by tests -------------------------------------------------------------------
+
+GEN_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/gen/*.c)))
+GEN_LIB   := $(filter-out %/gen.o,$(GEN_OBJ))
+PROP_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/property/*.c)))
+EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ)
+
+# make gen             $(BUILD)/gen, which writes synthetic checkpoints (tests/gen/gen.c)
+.PHONY: gen
+gen: $(BUILD)/gen
+$(BUILD)/gen: $(GEN_OBJ)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(GEN_OBJ) -lm
+
+$(BUILD)/property: $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a $(LDLIBS)
+
+# ---- checks -----------------------------------------------------------------------------------
+
+.PHONY: check check-cli check-property check-peers demo bench
+# make check           every test that needs no Python peer; installs missing packages first
+check: check-unit check-cli check-property
+
+# make check-cli       command-line tests (tests/cli)
+check-cli: $(BUILD)/ckpt $(BUILD)/gen
+	$(Q)CKPT=$(CKPT) GEN=$(abspath $(BUILD)/gen) tests/cli/run.sh
+
+# make check-property  random models: mesh A -> mesh B -> A over all containers (SEEDS=n)
+check-property: $(BUILD)/property
+	$(Q)$(BUILD)/property --seeds $(SEEDS) --threads $(JOBS)
+
+# make check-peers     what we write, loaded by PyTorch, Megatron-Core, transformers, safetensors
+check-peers: $(BUILD)/ckpt
+	$(Q)CKPT=$(CKPT) tests/peers/run.sh
+
+# make demo            the main job on the fixtures, printing what it proves
+demo: $(BUILD)/ckpt
+	$(Q)CKPT=$(CKPT) tests/demo.sh
+
+# make bench           figures against cp, sha256sum and Python (SIZE=2G)
+bench: $(BUILD)/ckpt $(BUILD)/gen
+	$(Q)CKPT=$(CKPT) GEN=$(abspath $(BUILD)/gen) tests/bench/bench.sh $(if $(SIZE),--size $(SIZE))
+
+# ---- sanitizers: same sources, own object directory -------------------------------------------
+
+.PHONY: asan ubsan tsan
+# make asan            unit and command-line tests under AddressSanitizer
+asan:
+	$(Q)$(MAKE) --no-print-directory SAN=address BUILD=$(BUILD)/asan check-unit check-cli
+
+# make ubsan           the same under UndefinedBehaviorSanitizer
+ubsan:
+	$(Q)$(MAKE) --no-print-directory SAN=undefined BUILD=$(BUILD)/ubsan check-unit check-cli
+
+# make tsan            the same under ThreadSanitizer
+tsan:
+	$(Q)$(MAKE) --no-print-directory SAN=thread BUILD=$(BUILD)/tsan check-unit check-cli
+
+# ---- style ------------------------------------------------------------------------------------
+
+.PHONY: lint format
+# make lint            include directions, banned calls, white space, clang-format, shellcheck
+lint:
+	$(Q)tools/lint.sh
+
+# make format          clang-format every C file in place
+format:
+	$(Q)clang-format -i $(C_ALL)
+
+# ---- CUDA -------------------------------------------------------------------------------------
+
+.PHONY: cuda-compile
+# make cuda-compile    compile every engine/**/*.cu with nvcc, without linking
+cuda-compile: $(patsubst %.cu,$(BUILD)/%.cu.o,$(CU_SRC))
+	@echo "cuda-compile: $(words $(CU_SRC)) files"
+
+$(BUILD)/%.cu.o: %.cu
+	$(call say,NVCC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)test -n "$(NVCC)" || { echo "nvcc not found; cannot compile $<" >&2; exit 1; }
+	$(Q)$(NVCC) -std=c++17 -arch=$(NVCC_ARCH) -O2 -Ilib -Iengine -c -o $@ $<
+
+# ---- install ----------------------------------------------------------------------------------
+
+.PHONY: install uninstall
+# make install         the program, below $(DESTDIR)$(PREFIX)
+install: $(BUILD)/ckpt
+	$(Q)install -d $(DESTDIR)$(PREFIX)/bin
+	$(Q)install -m 755 $(BUILD)/ckpt $(DESTDIR)$(PREFIX)/bin/ckpt
+
+# make uninstall       remove what install put there
+uninstall:
+	$(Q)rm -f $(DESTDIR)$(PREFIX)/bin/ckpt
