@@ -38,7 +38,7 @@ struct ckpt_pkl {
         double f;  /* FLOAT */
     };
     const char *str; /* STR, BYTES, BIGINT, GLOBAL module; NUL-terminated */
-    size_t len;
+    size_t len;      /* of str; OBJECT: 1 if its items came by ADDITEMS */
     ckpt_pkl **items; /* LIST, TUPLE, DICT, SET, PERSID; OBJECT: appended items */
     size_t n_items;
     /* On the node that ckpt_pkl_parse returned: "module.name" of the first global of the whole

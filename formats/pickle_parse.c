@@ -688,6 +688,8 @@ static ckpt_status add_items(vm *v, uint8_t op, ckpt_pkl **items, size_t n)
         return FAIL(v, "cannot add items to a %s", kind_name(target));
     if (set && target->kind == CKPT_PKL_SET && target->b)
         return FAIL(v, "cannot add items to a frozenset");
+    if (target->kind == CKPT_PKL_OBJECT)
+        target->len = set;
     return extend(v, &target->items, &target->n_items, items, n);
 }
 

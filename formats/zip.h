@@ -18,15 +18,19 @@ typedef struct ckpt_zip {
     ckpt_zip_entry *entries; /* central directory order */
     size_t n_entries;
     const char *root; /* text of the first entry's name up to '/', without it */
+    uint32_t *by_name; /* entry numbers sorted bytewise by name */
 } ckpt_zip;
 
 /* Read the directory of the archive occupying [base, base+length) of a source file. Every payload
- * range is checked to lie inside. Entries live in the arena. Errors: CKPT_E_FORMAT. */
+ * range is checked to lie inside, local and central names to agree, entries not to overlap and
+ * names not to repeat. Text after the end record is ignored, text before the first entry is
+ * refused. Entries live in the arena. Errors: CKPT_E_FORMAT; CKPT_E_UNSUPPORTED for encryption. */
 ckpt_status ckpt_zip_open(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
                           ckpt_arena *arena, ckpt_zip *zip, ckpt_err *err) CKPT_MUST_USE;
 /* Entry root/name, or NULL. */
 const ckpt_zip_entry *ckpt_zip_find(const ckpt_zip *zip, const char *name);
-/* Whole entry into memory, inflating if needed (zlib), refused above `limit`. */
+/* Whole entry into memory (appended to *out), inflating if needed (zlib), refused above `limit`
+ * before anything is allocated. A CRC other than 0 is verified: 0 may mean "not computed". */
 ckpt_status ckpt_zip_read(ckpt_source *src, uint32_t file, uint64_t base,
                           const ckpt_zip_entry *entry, uint64_t limit, ckpt_buf *out, ckpt_err *err)
     CKPT_MUST_USE;
@@ -34,7 +38,10 @@ ckpt_status ckpt_zip_read(ckpt_source *src, uint32_t file, uint64_t base,
 /* One torch.save item holding a single tensor: head || payload || tail. Root "archive"; records in
  * torch order data.pkl, byteorder, data/0, version; local headers with data descriptors exactly as
  * torch (flags 0x0808; 0x0800 for an empty payload), zip64 where needed, payload 64-byte aligned
- * within the item, true CRCs. */
+ * within the item, true CRCs. out->failed is set when memory is exhausted and for what torch
+ * cannot hold: a dtype without a torch name (F6), F4 with an odd last extent, size overflow.
+ * Each function appends; offsets count from where the item starts, so `tail` needs only its own
+ * arguments. */
 void ckpt_zip_tensor_head(ckpt_buf *out, ckpt_dtype dtype, int rank, const int64_t *dims);
 void ckpt_zip_tensor_tail(ckpt_buf *out, ckpt_dtype dtype, int rank, const int64_t *dims,
                           uint32_t payload_crc);
