@@ -3,6 +3,7 @@
 #include "checked.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

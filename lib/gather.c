@@ -1,0 +1,811 @@
+/* Box intersection: where the bytes of a destination box lie in a source.
+ *
+ * A canonical tensor is a box in the factored axes of its stored tensor, on both sides. Writing its
+ * flat index in a common refinement of both axis lists gives nested loops whose destination and
+ * source coordinates are linear in the loop indices. Cutting those loops to the destination chunk
+ * and to each source chunk (ranges of mixed-radix coordinates: at most 2*axes-1 boxes a dimension)
+ * leaves strided copies. Nothing here depends on what the axes mean. */
+#include "gather.h"
+#include "checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_LOOPS 48
+
+/* One side of the refinement: per loop the dimension it moves along and by how much. */
+typedef struct side {
+    int rank;
+    int dim[MAX_LOOPS];
+    int64_t weight[MAX_LOOPS];
+    int64_t base[CKPT_MAX_RANK]; /* coordinate of the box's first element */
+} side;
+
+typedef struct loops {
+    int n;
+    int64_t lo[MAX_LOOPS], len[MAX_LOOPS]; /* current range of each loop */
+    side dst, src;
+} loops;
+
+typedef struct walk {
+    loops *l;
+    const ckpt_dst *dst;
+    int64_t dst_stride[CKPT_MAX_RANK]; /* elements, row-major over the destination box */
+    const ckpt_tensor *tensor;         /* source; NULL: only count */
+    const ckpt_chunk *chunk;
+    int64_t src_stride[CKPT_MAX_RANK];
+    int64_t max_len0; /* longest chunk along axis 0 */
+    int elem;         /* bytes */
+    int64_t volume;   /* elements emitted */
+    ckpt_arena *arena;
+    ckpt_copies *out;
+    ckpt_err *err;
+} walk;
+
+/* ---- common refinement ------------------------------------------------------------------------- */
+
+/* Axes of a map from the innermost, with the weight each has inside its dimension. */
+typedef struct axis_walk {
+    const ckpt_map *map;
+    int i;
+    int64_t rest, weight; /* what is left of axis i, and the weight of its next index step */
+    int64_t inner;        /* product of the axes inside the current dimension */
+} axis_walk;
+
+static void axis_enter(axis_walk *w, side *s)
+{
+    while (w->i >= 0) {
+        const ckpt_axis *a = &w->map->axis[w->i];
+        if (w->i == w->map->n - 1 || w->map->axis[w->i + 1].dim != a->dim)
+            w->inner = 1;
+        w->weight = w->inner;
+        w->rest = a->len;
+        w->inner *= a->size;
+        s->base[a->dim] += a->lo * w->weight;
+        if (a->len != 1)
+            return;
+        w->i--;
+    }
+}
+
+static void axis_take(axis_walk *w, side *s, int64_t n)
+{
+    w->weight *= n;
+    w->rest /= n;
+    if (w->rest == 1) {
+        w->i--;
+        axis_enter(w, s);
+    }
+}
+
+static int64_t gcd_i64(int64_t a, int64_t b)
+{
+    while (b != 0) {
+        int64_t t = a % b;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+static ckpt_status refine(const ckpt_map *dst, const ckpt_map *src, loops *l, ckpt_err *err)
+{
+    axis_walk d = {.map = dst, .i = dst->n - 1, .inner = 1};
+    axis_walk s = {.map = src, .i = src->n - 1, .inner = 1};
+    axis_enter(&d, &l->dst);
+    axis_enter(&s, &l->src);
+    int n = 0;
+    while (d.i >= 0 && s.i >= 0) {
+        int64_t step = gcd_i64(d.rest, s.rest);
+        if ((step == 1 && d.rest != 1 && s.rest != 1) || n == MAX_LOOPS)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                             "source and target views share no common factors (%lld against %lld)",
+                             (long long)d.rest, (long long)s.rest);
+        l->dst.dim[n] = dst->axis[d.i].dim;
+        l->dst.weight[n] = d.weight;
+        l->src.dim[n] = src->axis[s.i].dim;
+        l->src.weight[n] = s.weight;
+        l->len[n++] = step;
+        axis_take(&d, &l->dst, step);
+        axis_take(&s, &l->src, step);
+    }
+    if (d.i >= 0 || s.i >= 0)
+        return ckpt_fail(err, CKPT_E_INTERNAL, "source and target boxes differ in volume");
+    l->n = n;
+    /* Built innermost first; the rest of this file wants outermost first. */
+    for (int i = 0, j = n - 1; i < j; i++, j--) {
+        int64_t t;
+        int k;
+#define SWAP(tmp, a, b) (tmp = (a), (a) = (b), (b) = tmp)
+        SWAP(t, l->len[i], l->len[j]);
+        SWAP(k, l->dst.dim[i], l->dst.dim[j]);
+        SWAP(t, l->dst.weight[i], l->dst.weight[j]);
+        SWAP(k, l->src.dim[i], l->src.dim[j]);
+        SWAP(t, l->src.weight[i], l->src.weight[j]);
+#undef SWAP
+    }
+    return CKPT_OK;
+}
+
+/* Loops of the destination alone, for counting. */
+static ckpt_status only_dst(const ckpt_map *map, loops *l, ckpt_err *err)
+{
+    axis_walk w = {.map = map, .i = map->n - 1, .inner = 1};
+    int n = 0;
+    axis_enter(&w, &l->dst);
+    while (w.i >= 0) {
+        if (n == MAX_LOOPS)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "a view has more than %d axes", MAX_LOOPS);
+        l->dst.dim[n] = map->axis[w.i].dim;
+        l->dst.weight[n] = w.weight;
+        l->len[n++] = w.rest;
+        axis_take(&w, &l->dst, w.rest);
+    }
+    l->n = n;
+    for (int i = 0, j = n - 1; i < j; i++, j--) {
+        int64_t t = l->len[i];
+        int k = l->dst.dim[i];
+        l->len[i] = l->len[j];
+        l->len[j] = t;
+        l->dst.dim[i] = l->dst.dim[j];
+        l->dst.dim[j] = k;
+        t = l->dst.weight[i];
+        l->dst.weight[i] = l->dst.weight[j];
+        l->dst.weight[j] = t;
+    }
+    return CKPT_OK;
+}
+
+/* ---- cutting loops to a coordinate range ------------------------------------------------------- */
+
+static ckpt_status cut_dst(walk *w, int dim);
+static ckpt_status cut_src(walk *w, int dim);
+static ckpt_status emit(walk *w);
+
+static ckpt_status next_dim(walk *w, bool is_dst, int dim)
+{
+    return is_dst ? cut_dst(w, dim + 1) : cut_src(w, dim + 1);
+}
+
+/* Position of the loops at `from` and inside along a dimension: lowest coordinate and extent. */
+static void dim_span(const loops *l, const side *s, int dim, int from, int64_t *low, int64_t *span)
+{
+    *low = 0;
+    *span = 1;
+    for (int k = from; k < l->n; k++)
+        if (s->dim[k] == dim) {
+            *low += l->lo[k] * s->weight[k];
+            *span += (l->len[k] - 1) * s->weight[k];
+        }
+}
+
+static int64_t floor_div(int64_t a, int64_t b)
+{
+    return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
+
+/* Restrict the loops of `dim` from loop k on so that the coordinate, counted from the current low
+ * corner, lies in [lo, hi). Continues with the next dimension for every resulting box. Recursion
+ * depth is bounded by the number of loops. */
+static ckpt_status cut_range(walk *w, bool is_dst, int dim, int k, int64_t lo, int64_t hi)
+{
+    loops *l = w->l;
+    const side *s = is_dst ? &l->dst : &l->src;
+    while (k < l->n && s->dim[k] != dim)
+        k++;
+    if (k == l->n)
+        return lo <= 0 && hi > 0 ? next_dim(w, is_dst, dim) : CKPT_OK;
+    int64_t low, span, weight = s->weight[k], lo0 = l->lo[k], len0 = l->len[k];
+    dim_span(l, s, dim, k, &low, &span);
+    if (hi <= 0 || lo >= span)
+        return CKPT_OK;
+    if (lo <= 0 && hi >= span)
+        return next_dim(w, is_dst, dim);
+    span -= (len0 - 1) * weight; /* of the loops inside k */
+    int64_t full_lo = ckpt_max_i64(floor_div(lo + weight - 1, weight), 0);
+    int64_t full_hi = ckpt_min_i64(floor_div(hi - span, weight) + 1, len0);
+    if (full_lo >= full_hi)
+        full_lo = full_hi = ckpt_min_i64(ckpt_max_i64(floor_div(hi - 1, weight) + 1, 0), len0);
+    ckpt_status status = CKPT_OK;
+    if (full_lo < full_hi && hi - span >= 0) {
+        l->lo[k] = lo0 + full_lo;
+        l->len[k] = full_hi - full_lo;
+        status = next_dim(w, is_dst, dim);
+    }
+    int64_t first = ckpt_max_i64(floor_div(lo - span, weight) + 1, 0);
+    int64_t last = ckpt_min_i64(floor_div(hi - 1, weight), len0 - 1);
+    for (int64_t i = first; status == CKPT_OK && i <= last; i++) {
+        if (i >= full_lo && i < full_hi) {
+            i = full_hi - 1;
+            continue;
+        }
+        l->lo[k] = lo0 + i;
+        l->len[k] = 1;
+        status = cut_range(w, is_dst, dim, k + 1, lo - i * weight, hi - i * weight);
+    }
+    l->lo[k] = lo0;
+    l->len[k] = len0;
+    return status;
+}
+
+static ckpt_status each_chunk(walk *w);
+
+static ckpt_status cut_dst(walk *w, int dim)
+{
+    if (dim == w->dst->rank)
+        return w->tensor != NULL ? each_chunk(w) : emit(w);
+    int64_t low, span;
+    dim_span(w->l, &w->l->dst, dim, 0, &low, &span);
+    low += w->l->dst.base[dim];
+    return cut_range(w, true, dim, 0, w->dst->lo[dim] - low,
+                     w->dst->lo[dim] + w->dst->len[dim] - low);
+}
+
+static ckpt_status cut_src(walk *w, int dim)
+{
+    if (dim == w->tensor->rank)
+        return emit(w);
+    int64_t low, span;
+    dim_span(w->l, &w->l->src, dim, 0, &low, &span);
+    low += w->l->src.base[dim];
+    return cut_range(w, false, dim, 0, w->chunk->lo[dim] - low,
+                     w->chunk->lo[dim] + w->chunk->len[dim] - low);
+}
+
+/* ---- source chunks ----------------------------------------------------------------------------- */
+
+static void row_major(int rank, const int64_t *len, int64_t *stride)
+{
+    int64_t s = 1;
+    for (int d = rank - 1; d >= 0; d--) {
+        stride[d] = s;
+        s *= len[d];
+    }
+}
+
+/* First chunk whose axis-0 start can reach `at`; chunks are sorted by lo[0]. */
+static size_t lower_chunk(const ckpt_tensor *t, int64_t at)
+{
+    size_t lo = 0, hi = t->n_chunks;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (t->chunks[mid].lo[0] < at)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static ckpt_status each_chunk(walk *w)
+{
+    const ckpt_tensor *t = w->tensor;
+    int64_t low[CKPT_MAX_RANK], span[CKPT_MAX_RANK];
+    for (int d = 0; d < t->rank; d++) {
+        dim_span(w->l, &w->l->src, d, 0, &low[d], &span[d]);
+        low[d] += w->l->src.base[d];
+    }
+    size_t i = t->rank > 0 ? lower_chunk(t, low[0] - w->max_len0 + 1) : 0;
+    for (; i < t->n_chunks; i++) {
+        const ckpt_chunk *c = &t->chunks[i];
+        if (t->rank > 0 && c->lo[0] >= low[0] + span[0])
+            break;
+        bool hit = true;
+        for (int d = 0; d < t->rank && hit; d++)
+            hit = c->lo[d] < low[d] + span[d] && low[d] < c->lo[d] + c->len[d];
+        if (!hit)
+            continue;
+        w->chunk = c;
+        if (c->stride != NULL)
+            memcpy(w->src_stride, c->stride, (size_t)t->rank * sizeof c->stride[0]);
+        else
+            row_major(t->rank, c->len, w->src_stride);
+        ckpt_status status = cut_src(w, 0);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+/* ---- emitting copies --------------------------------------------------------------------------- */
+
+/* Byte position of the first element of the current loop box. */
+static int64_t corner(const loops *l, const side *s, int rank, const int64_t *lo,
+                      const int64_t *stride)
+{
+    int64_t at = 0;
+    for (int d = 0; d < rank; d++)
+        at += (s->base[d] - lo[d]) * stride[d];
+    for (int k = 0; k < l->n; k++)
+        at += l->lo[k] * s->weight[k] * stride[s->dim[k]];
+    return at;
+}
+
+/* Loops with their byte strides, unit loops dropped and touching neighbours merged. */
+static int merge_loops(const walk *w, ckpt_loop *out)
+{
+    const loops *l = w->l;
+    int n = 0;
+    for (int k = 0; k < l->n; k++) {
+        if (l->len[k] == 1)
+            continue;
+        ckpt_loop now = {l->len[k], l->src.weight[k] * w->src_stride[l->src.dim[k]] * w->elem,
+                         l->dst.weight[k] * w->dst_stride[l->dst.dim[k]] * w->elem};
+        if (n > 0 && out[n - 1].src == now.n * now.src && out[n - 1].dst == now.n * now.dst) {
+            now.n *= out[n - 1].n;
+            n--;
+        }
+        out[n++] = now;
+    }
+    return n;
+}
+
+static ckpt_status emit(walk *w)
+{
+    int64_t volume = 1;
+    for (int k = 0; k < w->l->n; k++)
+        volume *= w->l->len[k];
+    w->volume += volume;
+    if (w->tensor == NULL)
+        return CKPT_OK;
+    ckpt_loop merged[MAX_LOOPS];
+    int n = merge_loops(w, merged);
+    void *p = w->out->copies;
+    ckpt_status status = ckpt_grow(&p, &w->out->cap, w->out->n + 1, sizeof *w->out->copies, w->err);
+    w->out->copies = p;
+    if (status != CKPT_OK)
+        return status;
+    ckpt_copy copy = {.n_loops = n, .file = w->chunk->file};
+    copy.loop = ckpt_arena_memdup(w->arena, merged, (size_t)n * sizeof merged[0]);
+    if (copy.loop == NULL)
+        return ckpt_fail(w->err, CKPT_E_NOMEM, "out of memory for a plan");
+    copy.dst = (uint64_t)(corner(w->l, &w->l->dst, w->dst->rank, w->dst->lo, w->dst_stride) *
+                          w->elem);
+    copy.src = w->chunk->offset + (uint64_t)(corner(w->l, &w->l->src, w->tensor->rank,
+                                                    w->chunk->lo, w->src_stride) *
+                                             w->elem);
+    copy.last = copy.dst;
+    for (int k = 0; k < n; k++)
+        copy.last += (uint64_t)((merged[k].n - 1) * merged[k].dst);
+    w->out->copies[w->out->n++] = copy;
+    return CKPT_OK;
+}
+
+/* A box with an empty axis holds nothing. */
+static bool map_is_empty(const ckpt_map *map)
+{
+    for (int i = 0; i < map->n; i++)
+        if (map->axis[i].len == 0)
+            return true;
+    return false;
+}
+
+ckpt_status ckpt_gather_add(const ckpt_source *src, const ckpt_canon *c, const ckpt_dst *dst,
+                            ckpt_arena *arena, ckpt_copies *out, uint64_t *bytes, ckpt_err *err)
+{
+    const ckpt_tensor *t = &src->tensors[c->stored];
+    int bits = ckpt_dtype_get(c->dtype)->bits;
+    *bytes = 0;
+    if (map_is_empty(&c->map) || map_is_empty(dst->map))
+        return CKPT_OK;
+    loops l = {0};
+    walk w = {.l = &l, .dst = dst, .tensor = t, .elem = bits / 8, .arena = arena, .out = out,
+              .err = err};
+    ckpt_map whole[2];
+    ckpt_axis flat[2];
+    ckpt_dst flat_dst;
+    ckpt_tensor flat_tensor;
+    ckpt_chunk flat_chunk;
+    int64_t zero = 0, total = (int64_t)c->bytes;
+    if (bits % 8 != 0) {
+        /* Sub-byte elements move only as whole contiguous tensors: then they are plain bytes. */
+        if (t->n_chunks != 1 || t->chunks[0].stride != NULL || dst->len[0] != dst->dims[0])
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s elements cannot be cut",
+                             ckpt_dtype_get(c->dtype)->name);
+        flat[0] = flat[1] = (ckpt_axis){.size = total, .len = total};
+        whole[0] = (ckpt_map){&flat[0], 1};
+        flat_dst = (ckpt_dst){.map = &whole[0], .rank = 1, .dims = &total, .lo = &zero,
+                              .len = &total};
+        flat_chunk = (ckpt_chunk){.lo = &zero, .len = &total, .offset = t->chunks[0].offset,
+                                  .file = t->chunks[0].file};
+        flat_tensor = (ckpt_tensor){.name = t->name, .dims = &total, .chunks = &flat_chunk,
+                                    .n_chunks = 1, .dtype = CKPT_U8, .rank = 1};
+        w.dst = dst = &flat_dst;
+        w.tensor = t = &flat_tensor;
+        w.elem = 1;
+    }
+    l.dst.rank = dst->rank;
+    l.src.rank = t->rank;
+    row_major(dst->rank, dst->len, w.dst_stride);
+    for (size_t i = 0; i < t->n_chunks && t->rank > 0; i++)
+        w.max_len0 = ckpt_max_i64(w.max_len0, t->chunks[i].len[0]);
+    ckpt_status status = refine(dst->map, bits % 8 != 0 ? &whole[0] : &c->map, &l, err);
+    if (status == CKPT_OK)
+        status = cut_dst(&w, 0);
+    *bytes = (uint64_t)w.volume * (uint64_t)w.elem;
+    return status;
+}
+
+ckpt_status ckpt_box_volume(const ckpt_map *map, const ckpt_dst *dst, int64_t *out, ckpt_err *err)
+{
+    loops l = {0};
+    walk w = {.l = &l, .dst = dst, .elem = 1, .err = err};
+    *out = 0;
+    if (map_is_empty(map))
+        return CKPT_OK;
+    l.dst.rank = dst->rank;
+    ckpt_status status = only_dst(map, &l, err);
+    if (status == CKPT_OK)
+        status = cut_dst(&w, 0);
+    *out = w.volume;
+    return status;
+}
+
+static int copy_order(const void *a, const void *b)
+{
+    const ckpt_copy *x = a, *y = b;
+    if (x->dst != y->dst)
+        return x->dst < y->dst ? -1 : 1;
+    return x->last < y->last ? -1 : x->last > y->last;
+}
+
+ckpt_status ckpt_gather_seal(ckpt_copies *copies, ckpt_arena *arena, ckpt_gather *out,
+                             ckpt_err *err)
+{
+    if (copies->n > 1)
+        qsort(copies->copies, copies->n, sizeof *copies->copies, copy_order);
+    out->n_copies = copies->n;
+    out->copies = ckpt_arena_memdup(arena, copies->copies, copies->n * sizeof *copies->copies);
+    free(copies->copies);
+    *copies = (ckpt_copies){0};
+    return out->copies != NULL ? CKPT_OK : ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+}
+
+ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *arena,
+                            ckpt_gather *out, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    const ckpt_canon *c = &model->tensors[tensor];
+    ckpt_copies copies = {0};
+    int64_t numel = 1, zero = 0;
+    for (int i = 0; i < c->map.n; i++)
+        numel *= c->map.axis[i].len;
+    ckpt_axis axis = {.size = numel, .len = numel};
+    ckpt_map map = {&axis, 1};
+    ckpt_dst dst = {.map = &map, .rank = 1, .dims = &numel, .lo = &zero, .len = &numel};
+    uint64_t covered;
+    *out = (ckpt_gather){.bytes = c->bytes, .from = c->dtype, .to = c->dtype,
+                         .swap = model->src->tensors[c->stored].big_endian};
+    CKPT_TRY(ckpt_gather_add(model->src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
+             model->src->tensors[c->stored].name);
+    if (covered != c->bytes) {
+        status = ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes are present",
+                           model->src->tensors[c->stored].name, (unsigned long long)covered,
+                           (unsigned long long)c->bytes);
+        goto done;
+    }
+    CKPT_CHECK(ckpt_gather_seal(&copies, arena, out, err));
+done:
+    free(copies.copies);
+    return status;
+}
+
+/* ---- running a gather -------------------------------------------------------------------------- */
+
+typedef struct runner {
+    ckpt_source *src;
+    uint32_t file;
+    int elem;
+    uint64_t lo, hi; /* destination window */
+    uint8_t *out;    /* byte lo of the destination */
+    uint8_t *stage;
+    uint64_t stage_cap;
+    ckpt_err *err;
+} runner;
+
+/* Source bytes from the first to the last element of loops[0..n), and the bytes wanted of them. */
+static void extent(const ckpt_loop *loop, int n, int elem, uint64_t *span, uint64_t *useful)
+{
+    *span = (uint64_t)elem;
+    *useful = (uint64_t)elem;
+    for (int k = 0; k < n; k++) {
+        *span += (uint64_t)((loop[k].n - 1) * loop[k].src);
+        *useful *= (uint64_t)loop[k].n;
+    }
+}
+
+static uint64_t dst_span(const ckpt_loop *loop, int n, int elem)
+{
+    uint64_t span = (uint64_t)elem;
+    for (int k = 0; k < n; k++)
+        span += (uint64_t)((loop[k].n - 1) * loop[k].dst);
+    return span;
+}
+
+/* Memory to memory, n of the outermost loop. Depth = number of loops. */
+static void scatter(const ckpt_loop *loop, int n_loops, int64_t n, int elem, const uint8_t *from,
+                    uint8_t *to)
+{
+    if (n_loops == 1 && loop[0].src == elem && loop[0].dst == elem) {
+        memcpy(to, from, (size_t)(n * elem));
+        return;
+    }
+    for (int64_t i = 0; i < n; i++, from += loop[0].src, to += loop[0].dst) {
+        if (n_loops > 1)
+            scatter(loop + 1, n_loops - 1, loop[1].n, elem, from, to);
+        else
+            memcpy(to, from, (size_t)elem);
+    }
+}
+
+/* A piece wholly inside the window: n indices of loop[0] (n_loops >= 1). Reads whole source spans
+ * through the staging buffer when at least a sixteenth of them is wanted: one system call then
+ * serves many small pieces. */
+static ckpt_status run_full(runner *r, const ckpt_loop *loop, int n_loops, int64_t n, uint64_t src,
+                            uint64_t dst)
+{
+    if (n_loops == 1 && loop[0].src == r->elem && loop[0].dst == r->elem)
+        return ckpt_source_read(r->src, r->file, r->out + (dst - r->lo),
+                                (size_t)(n * r->elem), src, r->err);
+    uint64_t inner_span, inner_useful;
+    extent(loop + 1, n_loops - 1, r->elem, &inner_span, &inner_useful);
+    int64_t batch = 0;
+    if (inner_span <= r->stage_cap && loop[0].src > 0)
+        batch = (int64_t)((r->stage_cap - inner_span) / (uint64_t)loop[0].src) + 1;
+    else if (inner_span <= r->stage_cap)
+        batch = n;
+    batch = ckpt_min_i64(batch, n);
+    uint64_t span = inner_span + (uint64_t)((batch > 0 ? batch - 1 : 0) * loop[0].src);
+    if (batch > 0 && (uint64_t)batch * inner_useful * 16 >= span) {
+        for (int64_t i = 0; i < n; i += batch) {
+            int64_t now = ckpt_min_i64(batch, n - i);
+            uint64_t at = src + (uint64_t)(i * loop[0].src);
+            ckpt_status status =
+                ckpt_source_read(r->src, r->file, r->stage,
+                                 (size_t)(inner_span + (uint64_t)((now - 1) * loop[0].src)), at,
+                                 r->err);
+            if (status != CKPT_OK)
+                return status;
+            scatter(loop, n_loops, now, r->elem, r->stage,
+                    r->out + (dst + (uint64_t)(i * loop[0].dst) - r->lo));
+        }
+        return CKPT_OK;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t s = src + (uint64_t)(i * loop[0].src), d = dst + (uint64_t)(i * loop[0].dst);
+        ckpt_status status =
+            n_loops > 1 ? run_full(r, loop + 1, n_loops - 1, loop[1].n, s, d)
+                        : ckpt_source_read(r->src, r->file, r->out + (d - r->lo), (size_t)r->elem,
+                                           s, r->err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+/* The part of loops at (src, dst) that falls into the window. */
+static ckpt_status run_part(runner *r, const ckpt_loop *loop, int n_loops, uint64_t src,
+                            uint64_t dst)
+{
+    if (n_loops == 0) { /* one element, possibly straddling an edge of the window */
+        uint64_t a = ckpt_max_u64(dst, r->lo), b = ckpt_min_u64(dst + (uint64_t)r->elem, r->hi);
+        if (a >= b)
+            return CKPT_OK;
+        return ckpt_source_read(r->src, r->file, r->out + (a - r->lo), (size_t)(b - a),
+                                src + (a - dst), r->err);
+    }
+    if (n_loops == 1 && loop[0].src == r->elem && loop[0].dst == r->elem) {
+        uint64_t a = ckpt_max_u64(dst, r->lo);
+        uint64_t b = ckpt_min_u64(dst + (uint64_t)(loop[0].n * r->elem), r->hi);
+        if (a >= b)
+            return CKPT_OK;
+        return ckpt_source_read(r->src, r->file, r->out + (a - r->lo), (size_t)(b - a),
+                                src + (a - dst), r->err);
+    }
+    uint64_t inner = dst_span(loop + 1, n_loops - 1, r->elem), step = (uint64_t)loop[0].dst;
+    uint64_t n = (uint64_t)loop[0].n;
+    /* indices that touch the window: [first, last); wholly inside: [full, full_end) */
+    uint64_t first = dst + inner > r->lo ? 0 : (r->lo - dst - inner) / step + 1;
+    uint64_t last = dst >= r->hi ? 0 : ckpt_min_u64((r->hi - dst - 1) / step + 1, n);
+    uint64_t full = dst >= r->lo ? 0 : (r->lo - dst + step - 1) / step;
+    uint64_t full_end = dst + inner > r->hi ? 0 : ckpt_min_u64((r->hi - dst - inner) / step + 1, n);
+    if (full < first)
+        full = first;
+    for (uint64_t i = first; i < last;) {
+        uint64_t s = src + i * (uint64_t)loop[0].src, d = dst + i * step;
+        ckpt_status status;
+        if (i >= full && i < full_end) {
+            status = run_full(r, loop, n_loops, (int64_t)(full_end - i), s, d);
+            i = full_end;
+        } else {
+            status = run_part(r, loop + 1, n_loops - 1, s, d);
+            i++;
+        }
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+/* Width of the unit that a byte swap reverses. */
+static int swap_unit(ckpt_dtype dtype, int elem)
+{
+    return ckpt_dtype_get(dtype)->kind == CKPT_KIND_COMPLEX ? elem / 2 : elem;
+}
+
+static void swap_bytes(uint8_t *p, size_t n, int unit)
+{
+    for (size_t i = 0; i + (size_t)unit <= n; i += (size_t)unit)
+        for (int a = 0, b = unit - 1; a < b; a++, b--) {
+            uint8_t t = p[i + (size_t)a];
+            p[i + (size_t)a] = p[i + (size_t)b];
+            p[i + (size_t)b] = t;
+        }
+}
+
+/* Raw window: no swap, no cast. */
+static ckpt_status run_window(ckpt_source *src, const ckpt_gather *g, uint64_t lo, size_t n,
+                              uint8_t *out, uint8_t *stage, size_t stage_cap, ckpt_err *err)
+{
+    int bits = ckpt_dtype_get(g->from)->bits;
+    runner r = {.src = src, .elem = bits % 8 == 0 ? bits / 8 : 1, .lo = lo, .hi = lo + n,
+                .out = out, .stage = stage, .stage_cap = stage_cap, .err = err};
+    if (g->pad > 0)
+        memset(out, 0, n);
+    for (size_t i = 0; i < g->n_copies; i++) {
+        const ckpt_copy *c = &g->copies[i];
+        if (c->dst >= r.hi)
+            break;
+        if (c->last + (uint64_t)r.elem <= lo)
+            continue;
+        r.file = c->file;
+        ckpt_status status = run_part(&r, c->loop, c->n_loops, c->src, c->dst);
+        if (status != CKPT_OK) {
+            ckpt_err_frame(err, "%s", src->files[c->file].name);
+            return status;
+        }
+    }
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_gather_run(ckpt_source *src, const ckpt_gather *g, uint64_t lo, size_t n,
+                            uint8_t *out, ckpt_scratch *scratch, ckpt_err *err)
+{
+    size_t half = scratch->cap / 2 / 64 * 64;
+    if (!g->swap && g->to == g->from)
+        return run_window(src, g, lo, n, out, scratch->buf, scratch->cap, err);
+    size_t from = (size_t)ckpt_dtype_get(g->from)->bits / 8;
+    size_t to = (size_t)ckpt_dtype_get(g->to)->bits / 8;
+    size_t wide = from > to ? from : to;
+    uint8_t *raw = scratch->buf + half;
+    size_t step = half / 2 / wide; /* elements a round: raw and cast share the upper half */
+    uint8_t *cast = raw + step * wide;
+    for (size_t done = 0; done < n;) {
+        uint64_t first = (lo + done) / to, skip = (lo + done) % to;
+        uint64_t want = (skip + (n - done) + to - 1) / to;
+        size_t count = (size_t)ckpt_min_u64(want, step);
+        ckpt_status status =
+            run_window(src, g, first * from, count * from, raw, scratch->buf, half, err);
+        if (status != CKPT_OK)
+            return status;
+        if (g->swap)
+            swap_bytes(raw, count * from, swap_unit(g->from, (int)from));
+        const uint8_t *result = raw;
+        if (g->to != g->from) {
+            ckpt_dtype_cast(g->to, cast, g->from, raw, count);
+            result = cast;
+        }
+        size_t take = (size_t)ckpt_min_u64(count * to - skip, n - done);
+        memcpy(out + done, result + skip, take);
+        done += take;
+    }
+    return CKPT_OK;
+}
+
+/* ---- runs -------------------------------------------------------------------------------------- */
+
+static ckpt_status src_runs(const ckpt_loop *loop, int n, uint64_t run, uint64_t at, ckpt_run_fn fn,
+                            void *self, ckpt_err *err)
+{
+    if (n == 0)
+        return fn(self, at, run, err);
+    for (int64_t i = 0; i < loop[0].n; i++) {
+        ckpt_status status = src_runs(loop + 1, n - 1, run, at + (uint64_t)(i * loop[0].src), fn,
+                                      self, err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+static int by_src_stride(const void *a, const void *b)
+{
+    const ckpt_loop *x = a, *y = b;
+    return x->src < y->src ? 1 : x->src > y->src ? -1 : 0;
+}
+
+ckpt_status ckpt_copy_src_runs(const ckpt_copy *copy, int elem, ckpt_run_fn fn, void *self,
+                               ckpt_err *err)
+{
+    ckpt_loop loop[MAX_LOOPS];
+    int n = copy->n_loops;
+    if (n > 0)
+        memcpy(loop, copy->loop, (size_t)n * sizeof loop[0]);
+    qsort(loop, (size_t)n, sizeof loop[0], by_src_stride);
+    uint64_t run = (uint64_t)elem;
+    while (n > 0 && loop[n - 1].src == (int64_t)run)
+        run *= (uint64_t)loop[--n].n;
+    return src_runs(loop, n, run, copy->src, fn, self, err);
+}
+
+typedef struct run_list {
+    uint64_t (*run)[2];
+    size_t n, cap;
+    uint64_t lo, hi;
+} run_list;
+
+static ckpt_status collect_run(run_list *list, uint64_t at, uint64_t len, ckpt_err *err)
+{
+    uint64_t a = ckpt_max_u64(at, list->lo), b = ckpt_min_u64(at + len, list->hi);
+    if (a >= b)
+        return CKPT_OK;
+    void *p = list->run;
+    ckpt_status status = ckpt_grow(&p, &list->cap, list->n + 1, sizeof *list->run, err);
+    list->run = p;
+    if (status == CKPT_OK) {
+        list->run[list->n][0] = a;
+        list->run[list->n++][1] = b;
+    }
+    return status;
+}
+
+static ckpt_status dst_runs(run_list *list, const ckpt_loop *loop, int n, uint64_t run, uint64_t at,
+                            ckpt_err *err)
+{
+    if (n == 0)
+        return collect_run(list, at, run, err);
+    for (int64_t i = 0; i < loop[0].n; i++) {
+        ckpt_status status =
+            dst_runs(list, loop + 1, n - 1, run, at + (uint64_t)(i * loop[0].dst), err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+static int run_order(const void *a, const void *b)
+{
+    const uint64_t *x = a, *y = b;
+    return x[0] < y[0] ? -1 : x[0] > y[0];
+}
+
+ckpt_status ckpt_gather_holes(const ckpt_gather *g, uint64_t lo, uint64_t n, ckpt_run_fn fn,
+                              void *self, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    run_list list = {.lo = lo, .hi = lo + n};
+    int bits = ckpt_dtype_get(g->from)->bits;
+    if (g->pad == 0)
+        return CKPT_OK;
+    for (size_t i = 0; i < g->n_copies; i++) {
+        const ckpt_copy *c = &g->copies[i];
+        uint64_t run = (uint64_t)(bits / 8);
+        int k = c->n_loops;
+        while (k > 0 && c->loop[k - 1].dst == (int64_t)run)
+            run *= (uint64_t)c->loop[--k].n;
+        CKPT_CHECK(dst_runs(&list, c->loop, k, run, c->dst, err));
+    }
+    if (list.n > 1)
+        qsort(list.run, list.n, sizeof *list.run, run_order);
+    uint64_t at = lo;
+    for (size_t i = 0; i <= list.n; i++) {
+        uint64_t next = i < list.n ? list.run[i][0] : lo + n;
+        if (next > at)
+            CKPT_CHECK(fn(self, at, next - at, err));
+        if (i < list.n)
+            at = ckpt_max_u64(at, list.run[i][1]);
+    }
+done:
+    free(list.run);
+    return status;
+}
