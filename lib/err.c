@@ -2,6 +2,7 @@
  * through one filter before it is stored. UTF-8 per RFC 3629, section 4. */
 #include "err.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -107,6 +108,7 @@ ckpt_status ckpt_fail_errno(ckpt_err *err, int errnum, const char *fmt, ...)
     (void)snprintf(raw + n, sizeof raw - n, ": %s", reason);
     err->code = CKPT_E_IO;
     (void)sanitise(err->text, sizeof err->text, raw);
+    errno = errnum;
     return CKPT_E_IO;
 }
 

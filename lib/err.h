@@ -29,7 +29,7 @@ typedef struct ckpt_err {
 
 /* Record a fault and return `code`. A second call replaces the first. err may be NULL. */
 ckpt_status ckpt_fail(ckpt_err *err, ckpt_status code, const char *fmt, ...) CKPT_PRINTF(3, 4);
-/* As ckpt_fail with CKPT_E_IO, appending ": " and strerror(errnum). */
+/* As ckpt_fail with CKPT_E_IO, appending ": " and strerror(errnum). Leaves errno at errnum. */
 ckpt_status ckpt_fail_errno(ckpt_err *err, int errnum, const char *fmt, ...) CKPT_PRINTF(3, 4);
 /* Prepend a frame: "frame: old text". */
 void ckpt_err_frame(ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(2, 3);

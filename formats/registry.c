@@ -1,0 +1,262 @@
+/* The table of containers and the way in: look, choose, open, check.
+ *
+ * A new container is one row here. Choosing never guesses: one certain match wins, else one
+ * possible match; anything else is refused with the reason. */
+#include "source.h"
+
+#include "io.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HEAD_BYTES 1024
+
+const ckpt_container *const ckpt_containers[] = {
+    &ckpt_safetensors,
+    &ckpt_torch_dist,
+    &ckpt_torch_save,
+    NULL,
+};
+
+const ckpt_container *ckpt_container_find(const char *name)
+{
+    for (size_t i = 0; ckpt_containers[i] != NULL; i++)
+        if (strcmp(ckpt_containers[i]->name, name) == 0)
+            return ckpt_containers[i];
+    return NULL;
+}
+
+/* "safetensors, torch_dist, torch", of those whose probe result is `level`, or of all if < 0. */
+static void list_names(ckpt_buf *out, const int *levels, int level, const char *separator)
+{
+    bool first = true;
+    for (size_t i = 0; ckpt_containers[i] != NULL; i++) {
+        if (level >= 0 && levels[i] != level)
+            continue;
+        if (!first)
+            ckpt_buf_puts(out, separator);
+        ckpt_buf_puts(out, ckpt_containers[i]->name);
+        first = false;
+    }
+}
+
+static const char *buf_text(const ckpt_buf *buf)
+{
+    return buf->data == NULL ? "" : (const char *)buf->data;
+}
+
+/* ---- probe ---------------------------------------------------------------------------------- */
+
+static ckpt_status probe_file(const char *path, ckpt_probe *probe, ckpt_err *err)
+{
+    int fd;
+    uint8_t head[HEAD_BYTES];
+    ckpt_status status = ckpt_open_read(path, &fd, &probe->size, err);
+    if (status != CKPT_OK)
+        return status;
+    size_t n = probe->size < sizeof head ? (size_t)probe->size : sizeof head;
+    CKPT_TRY(ckpt_pread_full(fd, head, n, 0, err), "%s", path);
+    /* Before any container sees it: forcing one does not turn these into data. */
+    CKPT_TRY(ckpt_refuse_stand_in(head, n, probe->size, err), "%s", path);
+    if (n == 0)
+        status = ckpt_fail(err, CKPT_E_FORMAT, "%s: empty file", path);
+    probe->head_len = n < sizeof probe->head ? n : sizeof probe->head;
+    memcpy(probe->head, head, probe->head_len);
+done:
+    close(fd);
+    return status;
+}
+
+static ckpt_status probe_path(const char *path, ckpt_arena *arena, ckpt_probe *probe, ckpt_err *err)
+{
+    struct stat st;
+    *probe = (ckpt_probe){.path = path};
+    if (stat(path, &st) != 0)
+        return ckpt_fail_errno(err, errno, "%s", path);
+    if (!S_ISDIR(st.st_mode))
+        return probe_file(path, probe, err);
+    probe->is_dir = true;
+    ckpt_status status = ckpt_list_dir(path, arena, &probe->names, &probe->n_names, err);
+    if (status == CKPT_OK && probe->n_names == 0)
+        status = ckpt_fail(err, CKPT_E_FORMAT, "%s: empty directory", path);
+    return status;
+}
+
+static ckpt_status refuse_unknown(const ckpt_probe *probe, ckpt_err *err)
+{
+    ckpt_buf known = {0}, found = {0};
+    list_names(&known, NULL, -1, ", ");
+    if (probe->is_dir) {
+        for (size_t i = 0; i < probe->n_names && i < 4; i++)
+            ckpt_buf_printf(&found, "%s%.80s", i == 0 ? "" : ", ", probe->names[i]);
+        if (probe->n_names > 4)
+            ckpt_buf_printf(&found, " and %zu more", probe->n_names - 4);
+    } else {
+        ckpt_buf_puts(&found, "bytes");
+        for (size_t i = 0; i < probe->head_len && i < 8; i++)
+            ckpt_buf_printf(&found, " %02x", probe->head[i]);
+    }
+    ckpt_status status = ckpt_fail(err, CKPT_E_FORMAT, "%s: expected a %s checkpoint, found %s",
+                                   probe->path, buf_text(&known), buf_text(&found));
+    ckpt_buf_release(&known);
+    ckpt_buf_release(&found);
+    return status;
+}
+
+static ckpt_status choose(const ckpt_probe *probe, const ckpt_container **out, ckpt_err *err)
+{
+    enum { ROWS = sizeof ckpt_containers / sizeof ckpt_containers[0] };
+    int levels[ROWS] = {0}, best = 0, count = 0;
+    for (size_t i = 0; ckpt_containers[i] != NULL; i++) {
+        levels[i] = ckpt_containers[i]->probe(probe);
+        if (levels[i] > best) {
+            best = levels[i];
+            count = 0;
+        }
+        if (best > 0 && levels[i] == best) {
+            *out = ckpt_containers[i];
+            count++;
+        }
+    }
+    if (count == 1)
+        return CKPT_OK;
+    if (count == 0)
+        return refuse_unknown(probe, err);
+    ckpt_buf names = {0};
+    list_names(&names, levels, best, " and ");
+    ckpt_status status = ckpt_fail(err, CKPT_E_USAGE, "%s: may be %s: choose one with --from",
+                                   probe->path, buf_text(&names));
+    ckpt_buf_release(&names);
+    return status;
+}
+
+static ckpt_status forced(const char *name, const ckpt_container **out, ckpt_err *err)
+{
+    *out = ckpt_container_find(name);
+    if (*out != NULL)
+        return CKPT_OK;
+    ckpt_buf known = {0};
+    list_names(&known, NULL, -1, ", ");
+    ckpt_status status = ckpt_fail(err, CKPT_E_USAGE, "unknown container '%s', expected one of %s",
+                                   name, buf_text(&known));
+    ckpt_buf_release(&known);
+    return status;
+}
+
+/* ---- after open ----------------------------------------------------------------------------- */
+
+static int compare_tensors(const void *a, const void *b)
+{
+    const ckpt_tensor *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+static int compare_objects(const void *a, const void *b)
+{
+    const ckpt_object *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+static ckpt_status check_name(const char *what, const char *name, const char *previous,
+                              ckpt_err *err)
+{
+    for (size_t i = 0, n = strlen(name), len; i < n; i += len) {
+        len = ckpt_utf8_len(name + i, n - i);
+        if (len == 0)
+            return ckpt_fail(err, CKPT_E_FORMAT, "%s name '%.300s' is not UTF-8", what, name);
+    }
+    if (previous != NULL && strcmp(previous, name) == 0)
+        return ckpt_fail(err, CKPT_E_FORMAT, "%s '%.300s' is stored twice", what, name);
+    return CKPT_OK;
+}
+
+static ckpt_status check_object(const ckpt_source *src, const ckpt_object *o, ckpt_err *err)
+{
+    if (o->file >= src->n_files)
+        return ckpt_fail(err, CKPT_E_FORMAT, "object '%.300s': file %" PRIu32 " of %zu", o->name,
+                         o->file, src->n_files);
+    const ckpt_file *f = &src->files[o->file];
+    if (o->offset > f->size || o->length > f->size - o->offset)
+        return ckpt_fail(err, CKPT_E_FORMAT,
+                         "object '%.300s': %" PRIu64 " bytes at offset %" PRIu64
+                         " past end %" PRIu64 " of %s",
+                         o->name, o->length, o->offset, f->size, f->name);
+    return CKPT_OK;
+}
+
+static ckpt_status check_tables(ckpt_source *src, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    if (src->n_tensors > 0)
+        qsort(src->tensors, src->n_tensors, sizeof *src->tensors, compare_tensors);
+    if (src->n_objects > 0)
+        qsort(src->objects, src->n_objects, sizeof *src->objects, compare_objects);
+    for (size_t i = 0; i < src->n_tensors; i++) {
+        ckpt_tensor *t = &src->tensors[i];
+        CKPT_CHECK(ckpt_check_interrupted(err));
+        CKPT_CHECK(check_name("tensor", t->name, i > 0 ? t[-1].name : NULL, err));
+        CKPT_CHECK(ckpt_tensor_check(src, t, err));
+    }
+    for (size_t i = 0; i < src->n_objects; i++) {
+        const ckpt_object *o = &src->objects[i];
+        CKPT_CHECK(check_name("object", o->name, i > 0 ? o[-1].name : NULL, err));
+        CKPT_CHECK(check_object(src, o, err));
+    }
+done:
+    return status;
+}
+
+/* Name the path unless the message starts with it already (it may go on to a file below). */
+static void frame_path(ckpt_err *err, const char *path)
+{
+    if (err != NULL && strncmp(err->text, path, strlen(path)) != 0)
+        ckpt_err_frame(err, "%s", path);
+}
+
+ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open_opts *opts,
+                             ckpt_err *err)
+{
+    static const ckpt_open_opts defaults = {.iteration = -1};
+    ckpt_probe probe;
+    ckpt_status status = CKPT_OK;
+    *src = (ckpt_source){.iteration = -1};
+    if (opts == NULL)
+        opts = &defaults;
+    src->path = ckpt_arena_strdup(&src->arena, path);
+    if (src->path == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        goto done;
+    }
+    src->root = src->path;
+    CKPT_CHECK(probe_path(src->path, &src->arena, &probe, err));
+    if (opts->container != NULL)
+        CKPT_CHECK(forced(opts->container, &src->container, err));
+    else
+        CKPT_CHECK(choose(&probe, &src->container, err));
+    CKPT_CHECK(src->container->open(src, opts, err));
+    CKPT_CHECK(check_tables(src, err));
+done:
+    if (status != CKPT_OK) {
+        frame_path(err, path);
+        ckpt_source_close(src);
+    }
+    return status;
+}
+
+void ckpt_source_close(ckpt_source *src)
+{
+    if (src->close != NULL)
+        src->close(src);
+    for (size_t i = 0; i < src->n_files; i++)
+        if (src->files[i].fd >= 0)
+            close(src->files[i].fd);
+    ckpt_json_free(src->config);
+    ckpt_json_free(src->common);
+    ckpt_json_free(src->metadata);
+    ckpt_arena_free(&src->arena);
+    *src = (ckpt_source){.iteration = -1};
+}
