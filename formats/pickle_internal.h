@@ -1,12 +1,31 @@
-/* Shared by the pickle_*.c files only. */
+/* Shared by the files that read torch pickles; not part of the interface to others. */
 #ifndef CKPT_PICKLE_INTERNAL_H
 #define CKPT_PICKLE_INTERNAL_H
 
+#include "dtype.h"
 #include "pickle.h"
 
 #include <stdio.h>
 
 /* Is module.name one of the inert classes that checkpoints are made of? */
 bool ckpt_pkl_global_known(const char *module, const char *name);
+
+/* Argument i of a call, or of a tuple or list; NULL if there is none. */
+const ckpt_pkl *ckpt_pkl_arg(const ckpt_pkl *p, size_t i);
+/* The bytes behind a BYTES node or the protocol-2 spelling _codecs.encode(text, 'latin1') and
+ * bytes(). Copies at most cap bytes; *n is the full count. False: not bytes. */
+bool ckpt_pkl_bytes(const ckpt_pkl *p, uint8_t *out, size_t cap, size_t *n);
+
+/* A torch tensor as the pickle spells it, before anything is validated. */
+typedef struct ckpt_pkl_tensor {
+    const char *what;        /* NULL: strided, decodable; else the kind that is not decoded */
+    const ckpt_pkl *storage; /* PERSID ('storage', class, key, location, numel[, view]) */
+    const ckpt_pkl *offset, *size, *stride;
+    ckpt_dtype dtype;
+    bool untyped; /* numel of the storage counts bytes */
+} ckpt_pkl_tensor;
+
+/* Is p a torch tensor of any kind? Parameters and attributed plain tensors are unwrapped. */
+bool ckpt_pkl_tensor_like(const ckpt_pkl *p, ckpt_pkl_tensor *out);
 
 #endif

@@ -916,6 +916,29 @@ static ckpt_status push_object(vm *v, ckpt_pkl *callable, ckpt_pkl *args, ckpt_p
     return CKPT_OK;
 }
 
+/* Python 2 wrote OrderedDict([[key, value], ...]) and Counter writes Counter({...}): give such
+ * objects the pairs that SETITEMS would have given them. */
+static ckpt_status adopt_pairs(vm *v, ckpt_pkl *object)
+{
+    ckpt_pkl *arg = object->args->n_items == 1 ? object->args->items[0] : NULL;
+    if (!arg || !object->callable || object->callable->kind != CKPT_PKL_GLOBAL ||
+        strcmp(object->callable->str, "collections") != 0)
+        return CKPT_OK;
+    if (arg->kind == CKPT_PKL_DICT && strcmp(object->callable->name, "Counter") == 0)
+        return extend(v, &object->pairs, &object->n_pairs, arg->items, arg->n_items);
+    if (arg->kind != CKPT_PKL_LIST || strcmp(object->callable->name, "OrderedDict") != 0)
+        return CKPT_OK;
+    for (size_t i = 0; i < arg->n_items; i++) {
+        ckpt_pkl *pair = arg->items[i];
+        if ((pair->kind != CKPT_PKL_LIST && pair->kind != CKPT_PKL_TUPLE) || pair->n_items != 2)
+            return FAIL(v, "OrderedDict from items that are not pairs");
+        ckpt_status status = extend(v, &object->pairs, &object->n_pairs, pair->items, 2);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status op_reduce(vm *v, uint8_t op)
 {
     size_t n = op == 0x92 ? 3 : 2;
@@ -928,7 +951,8 @@ static ckpt_status op_reduce(vm *v, uint8_t op)
         return FAIL(v, "arguments are a %s, not a tuple", kind_name(at[1]));
     if (n == 3 && at[2]->kind != CKPT_PKL_DICT)
         return FAIL(v, "keyword arguments are a %s, not a dict", kind_name(at[2]));
-    return push_object(v, at[0], at[1], n == 3 ? at[2] : NULL, op != 'R');
+    status = push_object(v, at[0], at[1], n == 3 ? at[2] : NULL, op != 'R');
+    return status == CKPT_OK && op == 'R' ? adopt_pairs(v, v->stack[v->sp - 1]) : status;
 }
 
 /* INST module name, OBJ class on the stack; the arguments lie above the mark. */
