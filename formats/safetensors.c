@@ -1,0 +1,682 @@
+/* safetensors container: one file, or a Hugging Face directory of shards.
+ *
+ * File:      u64 N || N bytes of JSON || data           (little-endian; torch-formats.md section 5)
+ * Directory: with X.safetensors.index.json {"metadata":{"total_size":n},"weight_map":{name:file}}
+ *            exactly the files it names; else model.safetensors; else every *.safetensors; else
+ *            every sharded/\*.safetensors. Several files may hold pieces of one tensor only if
+ *            their `__metadata__` carries DCP_SHARDING_INFO, as PyTorch's HuggingFaceStorageWriter
+ *            writes it (section 2).
+ * The grammar and the checks of one header are in st_header.c. */
+#include "source.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checked.h"
+#include "io.h"
+#include "le.h"
+#include "st_header.h"
+#include "st_internal.h"
+#include "st_scan.h"
+
+#define SUFFIX ".safetensors"
+#define INDEX_SUFFIX ".safetensors.index.json"
+#define SINGLE_NAME "model.safetensors"
+#define SHARDED_DIR "sharded"
+#define SHARDING_INFO "DCP_SHARDING_INFO"
+#define INDEX_MAX ((uint64_t)1 << 30)
+#define CONFIG_MAX ((uint64_t)64 << 20)
+/* Metadata objects larger than this are kept only from the first file. */
+#define MERGE_MAX 1024
+
+/* State of one open. */
+typedef struct opening {
+    ckpt_source *src;
+    ckpt_st_table table;
+    char **names; /* directory listing, sorted */
+    size_t n_names;
+    const char *dir;    /* of the files, as opened */
+    const char *prefix; /* of file names relative to src->root: "" or "sharded" */
+    const char *index;  /* basename of the index, or NULL */
+    ckpt_json *index_json;
+    const char **shards; /* basenames to read, sorted */
+    size_t n_shards;
+} opening;
+
+static bool has_suffix(const char *s, const char *suffix)
+{
+    size_t n = strlen(s), m = strlen(suffix);
+    return n > m && strcmp(s + n - m, suffix) == 0;
+}
+
+static bool is_shard_name(const char *name)
+{
+    return name[0] != '.' && has_suffix(name, SUFFIX);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static bool listed(char *const *names, size_t n, const char *name)
+{
+    return n != 0 && bsearch(&name, names, n, sizeof *names, compare_names) != NULL;
+}
+
+static ckpt_status no_memory(ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_NOMEM, "out of memory opening safetensors");
+}
+
+/* ---- probe ---------------------------------------------------------------------------------- */
+
+static bool head_looks_right(const ckpt_probe *probe)
+{
+    if (probe->head_len < 10 || probe->size < 10)
+        return false;
+    uint64_t n = ckpt_get_u64(probe->head);
+    size_t i = 8;
+    while (i < probe->head_len && probe->head[i] != 0 && strchr(" \t\r\n", probe->head[i]) != NULL)
+        i++;
+    return n >= 2 && n <= CKPT_ST_HEADER_MAX && n <= probe->size - 8 && i < probe->head_len &&
+           probe->head[i] == '{';
+}
+
+static bool dir_has_shards(const char *dir)
+{
+    ckpt_arena arena = {0};
+    ckpt_err err;
+    char **names;
+    size_t n = 0;
+    bool found = false;
+    const char *path = ckpt_path_join(&arena, dir, SHARDED_DIR);
+    if (path != NULL && ckpt_is_dir(path) &&
+        ckpt_list_dir(path, &arena, &names, &n, &err) == CKPT_OK)
+        for (size_t i = 0; i < n && !found; i++)
+            found = is_shard_name(names[i]);
+    ckpt_arena_free(&arena);
+    return found;
+}
+
+static int probe_safetensors(const ckpt_probe *probe)
+{
+    if (!probe->is_dir) {
+        if (has_suffix(probe->path, INDEX_SUFFIX))
+            return 2;
+        return head_looks_right(probe) ? 2 : has_suffix(probe->path, SUFFIX) ? 1 : 0;
+    }
+    int best = 0;
+    bool sharded = false;
+    for (size_t i = 0; i < probe->n_names; i++) {
+        const char *name = probe->names[i];
+        if (has_suffix(name, INDEX_SUFFIX) || strcmp(name, SINGLE_NAME) == 0)
+            return 2;
+        if (is_shard_name(name))
+            best = 1;
+        sharded |= strcmp(name, SHARDED_DIR) == 0;
+    }
+    return best == 0 && sharded && dir_has_shards(probe->path) ? 1 : best;
+}
+
+/* ---- one file ------------------------------------------------------------------------------- */
+
+/* Read the length and the JSON text into *text (malloc'd, padded). */
+static ckpt_status read_header(ckpt_source *src, uint32_t file, char **text, size_t *n,
+                               ckpt_err *err)
+{
+    uint64_t size = src->files[file].size;
+    uint8_t head[8];
+    if (size < sizeof head)
+        return ckpt_fail(err, CKPT_E_FORMAT,
+                         "file of %" PRIu64 " bytes is too short for the 8-byte header length",
+                         size);
+    ckpt_status status = ckpt_source_read(src, file, head, sizeof head, 0, err);
+    if (status != CKPT_OK)
+        return status;
+    if (memcmp(head, "PK\3\4", 4) == 0)
+        return ckpt_fail(err, CKPT_E_FORMAT, "zip archive (torch.save?), not a safetensors file");
+    uint64_t len = ckpt_get_u64(head);
+    if (len > CKPT_ST_HEADER_MAX)
+        return ckpt_fail(err, CKPT_E_FORMAT,
+                         "header length %" PRIu64 " exceeds the limit of %" PRIu64 " bytes", len,
+                         CKPT_ST_HEADER_MAX);
+    if (len > size - sizeof head)
+        return ckpt_fail(err, CKPT_E_FORMAT,
+                         "header of %" PRIu64 " bytes ends past the end of the file (%" PRIu64
+                         " bytes)",
+                         len, size);
+    *n = (size_t)len;
+    *text = malloc(*n + CKPT_ST_SCAN_PAD);
+    if (*text == NULL)
+        return no_memory(err);
+    memset(*text + *n, 0, CKPT_ST_SCAN_PAD);
+    return ckpt_source_read(src, file, *text, *n, sizeof head, err);
+}
+
+/* Attach saved_offsets of DCP_SHARDING_INFO to the entries of the file just parsed. */
+static ckpt_status apply_sharding(opening *o, uint32_t file, const ckpt_json *info, ckpt_err *err)
+{
+    const ckpt_json *item = ckpt_json_child(info);
+    for (; item != NULL; item = ckpt_json_next(item)) {
+        const char *name = ckpt_json_key(item);
+        uint32_t at = ckpt_st_table_find(&o->table, name);
+        const ckpt_json *offsets = ckpt_json_get(item, "saved_offsets");
+        if (at == CKPT_ST_NONE || o->table.entries[at].file != file)
+            return ckpt_fail(err, CKPT_E_FORMAT, SHARDING_INFO ": no tensor '%.160s' in this file",
+                             name);
+        ckpt_st_entry *e = &o->table.entries[at];
+        if (!ckpt_json_is_array(offsets) || ckpt_json_size(offsets) != e->rank)
+            return ckpt_fail(err, CKPT_E_FORMAT,
+                             SHARDING_INFO ": tensor '%.160s': expected saved_offsets with %d "
+                                           "numbers, found %d",
+                             name, e->rank, ckpt_json_size(offsets));
+        int64_t *lo = ckpt_arena_array(&o->src->arena, (size_t)e->rank, sizeof *lo);
+        if (lo == NULL)
+            return no_memory(err);
+        const ckpt_json *value = ckpt_json_child(offsets);
+        for (int i = 0; i < e->rank; i++, value = ckpt_json_next(value))
+            if (!ckpt_json_int(value, &lo[i]) || lo[i] < 0)
+                return ckpt_fail(err, CKPT_E_FORMAT,
+                                 SHARDING_INFO ": tensor '%.160s': saved_offsets are not "
+                                               "non-negative integers",
+                                 name);
+        e->lo = lo;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status read_sharding(opening *o, uint32_t file, ckpt_json *metadata, ckpt_err *err)
+{
+    const char *text = ckpt_json_string(ckpt_json_get(metadata, SHARDING_INFO));
+    if (text == NULL)
+        return CKPT_OK;
+    ckpt_json *info = NULL;
+    ckpt_status status;
+    CKPT_TRY(ckpt_json_parse(text, strlen(text), &info, err), SHARDING_INFO);
+    if (!ckpt_json_is_object(info)) {
+        status = ckpt_fail(err, CKPT_E_FORMAT, SHARDING_INFO ": expected an object");
+        goto done;
+    }
+    CKPT_CHECK(apply_sharding(o, file, info, err));
+    /* It describes how this file was cut, not the checkpoint. */
+    ckpt_json_delete(metadata, SHARDING_INFO);
+    ckpt_json_delete(metadata, "DCP_VERSION");
+done:
+    ckpt_json_free(info);
+    return status;
+}
+
+/* Keep keys that the source does not have yet. Takes `metadata`. */
+static ckpt_status merge_metadata(ckpt_source *src, ckpt_json *metadata, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    if (src->metadata == NULL) {
+        src->metadata = metadata;
+        return CKPT_OK;
+    }
+    bool small = ckpt_json_size(metadata) + ckpt_json_size(src->metadata) <= MERGE_MAX;
+    const ckpt_json *item = small ? ckpt_json_child(metadata) : NULL;
+    for (; item != NULL; item = ckpt_json_next(item)) {
+        const char *key = ckpt_json_key(item), *value = ckpt_json_string(item);
+        if (value == NULL || ckpt_json_get(src->metadata, key) != NULL)
+            continue;
+        ckpt_json *copy = ckpt_json_new_string(value);
+        if (copy == NULL || !ckpt_json_set(src->metadata, key, copy)) {
+            status = no_memory(err);
+            break;
+        }
+    }
+    ckpt_json_free(metadata);
+    return status;
+}
+
+static ckpt_status read_file(opening *o, const char *name, ckpt_err *err)
+{
+    ckpt_source *src = o->src;
+    char *text = NULL;
+    size_t n = 0, first = o->table.n;
+    uint32_t file;
+    ckpt_json *metadata = NULL;
+    ckpt_status status = CKPT_OK;
+    const char *shown = ckpt_path_join(&src->arena, o->prefix, name);
+    const char *path = ckpt_path_join(&src->arena, o->dir, name);
+    if (shown == NULL || path == NULL)
+        return no_memory(err);
+    CKPT_CHECK(ckpt_source_add_file(src, shown, path, true, &file, err));
+    src->files[file].is_data = true;
+    CKPT_TRY(read_header(src, file, &text, &n, err), "%s", path);
+    CKPT_TRY(ckpt_st_header_parse(text, n, file, &src->arena, &o->table, &metadata, err), "%s",
+             path);
+    free(text);
+    text = NULL;
+    uint64_t data = 8 + (uint64_t)n;
+    CKPT_TRY(ckpt_st_header_check(&o->table, first, src->files[file].size - data, err), "%s", path);
+    CKPT_TRY(read_sharding(o, file, metadata, err), "%s", path);
+    for (size_t i = first; i < o->table.n; i++) {
+        o->table.entries[i].begin += data;
+        o->table.entries[i].end += data;
+    }
+    if (metadata != NULL) {
+        ckpt_json *taken = metadata;
+        metadata = NULL;
+        CKPT_CHECK(merge_metadata(src, taken, err));
+    }
+done:
+    free(text);
+    ckpt_json_free(metadata);
+    return status;
+}
+
+/* ---- which files ---------------------------------------------------------------------------- */
+
+static ckpt_status add_listed(opening *o, const char *name, ckpt_err *err)
+{
+    uint32_t file;
+    const char *path = ckpt_path_join(&o->src->arena, o->dir, name);
+    return path == NULL ? no_memory(err)
+                        : ckpt_source_add_file(o->src, name, path, false, &file, err);
+}
+
+static ckpt_status read_json(opening *o, const char *name, uint64_t limit, ckpt_json **out,
+                             ckpt_err *err)
+{
+    ckpt_buf text = {0};
+    ckpt_status status;
+    const char *path = ckpt_path_join(&o->src->arena, o->dir, name);
+    if (path == NULL)
+        return no_memory(err);
+    CKPT_CHECK(ckpt_read_file(path, limit, &text, err));
+    CKPT_TRY(ckpt_json_parse((const char *)text.data, text.len, out, err), "%s", name);
+    if (!ckpt_json_is_object(*out))
+        status = ckpt_fail(err, CKPT_E_FORMAT, "%s: expected a JSON object", name);
+done:
+    ckpt_buf_release(&text);
+    return status;
+}
+
+static ckpt_status read_config(opening *o, ckpt_err *err)
+{
+    ckpt_source *src = o->src;
+    if (!listed(o->names, o->n_names, "config.json"))
+        return CKPT_OK;
+    ckpt_status status = read_json(o, "config.json", CONFIG_MAX, &src->config, err);
+    if (status != CKPT_OK)
+        return status;
+    src->config_kind = CKPT_CONFIG_HF;
+    return add_listed(o, "config.json", err);
+}
+
+/* The basenames a weight_map refers to, sorted and unique, each present in the directory. */
+static ckpt_status shards_of_index(opening *o, const ckpt_json *map, size_t n, ckpt_err *err)
+{
+    size_t i = 0, kept = 0, absent = 0;
+    const char *first_absent = NULL;
+    o->shards = ckpt_arena_array(&o->src->arena, n, sizeof *o->shards);
+    if (o->shards == NULL)
+        return no_memory(err);
+    for (const ckpt_json *item = ckpt_json_child(map); item != NULL; item = ckpt_json_next(item)) {
+        const char *file = ckpt_json_string(item);
+        if (file == NULL || !ckpt_name_is_safe(file, false))
+            return ckpt_fail(
+                err, CKPT_E_FORMAT,
+                "weight_map: tensor '%.160s': expected a plain file name, found %s%.160s%s",
+                ckpt_json_key(item), file == NULL ? "another type" : "'", file == NULL ? "" : file,
+                file == NULL ? "" : "'");
+        o->shards[i++] = file;
+    }
+    if (n > 1)
+        qsort(o->shards, n, sizeof *o->shards, compare_names);
+    for (i = 0; i < n; i++) {
+        if (kept > 0 && strcmp(o->shards[kept - 1], o->shards[i]) == 0)
+            continue;
+        o->shards[kept++] = o->shards[i];
+        if (!listed(o->names, o->n_names, o->shards[i]) && absent++ == 0)
+            first_absent = o->shards[i];
+    }
+    o->n_shards = kept;
+    if (absent > 1)
+        return ckpt_fail(
+            err, CKPT_E_FORMAT,
+            "shard '%.160s' and %zu others of %zu that %s lists are absent: incomplete "
+            "download?",
+            first_absent, absent - 1, kept, o->index);
+    if (absent == 1)
+        return ckpt_fail(err, CKPT_E_FORMAT,
+                         "shard '%.160s' that %s lists is absent: incomplete download?",
+                         first_absent, o->index);
+    return CKPT_OK;
+}
+
+/* The index and the shard headers must name the same tensors in the same files. */
+static ckpt_status check_index(opening *o, const ckpt_json *map, ckpt_err *err)
+{
+    ckpt_st_table *table = &o->table;
+    for (const ckpt_json *item = ckpt_json_child(map); item != NULL; item = ckpt_json_next(item)) {
+        const char *name = ckpt_json_key(item), *file = ckpt_json_string(item);
+        uint32_t at = ckpt_st_table_find(table, name);
+        if (at == CKPT_ST_NONE)
+            return ckpt_fail(err, CKPT_E_FORMAT,
+                             "ghost index entry: tensor '%.160s' is not in '%.160s' nor in any "
+                             "other shard",
+                             name, file);
+        ckpt_st_entry *e = &table->entries[at];
+        const char *found = ckpt_basename(o->src->files[e->file].name);
+        if (strcmp(found, file) != 0)
+            return ckpt_fail(
+                err, CKPT_E_FORMAT,
+                "ghost index entry: tensor '%.160s' is not in '%.160s' but in '%.160s'", name, file,
+                found);
+        e->indexed = true;
+    }
+    for (size_t i = 0; i < table->n; i++)
+        if (!table->entries[i].indexed)
+            return ckpt_fail(err, CKPT_E_FORMAT, "tensor '%.160s' of '%.160s' is not in the index",
+                             table->entries[i].name, o->src->files[table->entries[i].file].name);
+    return CKPT_OK;
+}
+
+/* total_size is advisory: writers disagree about tied and duplicated storage. */
+static ckpt_status check_total(opening *o, ckpt_err *err)
+{
+    const ckpt_json *stated = ckpt_json_path(o->index_json, "metadata.total_size");
+    double want;
+    uint64_t sum = 0;
+    if (!ckpt_json_double(stated, &want))
+        return CKPT_OK;
+    for (size_t i = 0; i < o->table.n; i++)
+        sum += o->table.entries[i].end - o->table.entries[i].begin;
+    if (want == (double)sum)
+        return CKPT_OK;
+    return ckpt_source_warn(o->src, err,
+                            "%s: total_size %.0f differs from the %" PRIu64 " bytes of its tensors",
+                            o->index, want, sum);
+}
+
+static ckpt_status merge_index_metadata(opening *o, ckpt_err *err)
+{
+    const ckpt_json *from = ckpt_json_get(o->index_json, "metadata");
+    ckpt_json *copy = ckpt_json_is_object(from) && ckpt_json_size(from) <= MERGE_MAX
+                          ? ckpt_json_new_object()
+                          : NULL;
+    if (copy == NULL)
+        return CKPT_OK;
+    for (const ckpt_json *c = ckpt_json_child(from); c != NULL; c = ckpt_json_next(c)) {
+        const char *value = ckpt_json_string(c);
+        ckpt_json *item = value == NULL ? NULL : ckpt_json_new_string(value);
+        if (value != NULL && (item == NULL || !ckpt_json_set(copy, ckpt_json_key(c), item))) {
+            ckpt_json_free(copy);
+            return no_memory(err);
+        }
+    }
+    if (ckpt_json_size(copy) == 0) {
+        ckpt_json_free(copy);
+        return CKPT_OK;
+    }
+    return merge_metadata(o->src, copy, err);
+}
+
+static ckpt_status warn_strays(opening *o, const char *why, ckpt_err *err)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < o->n_names; i++) {
+        if (!is_shard_name(o->names[i]))
+            continue;
+        while (at < o->n_shards && strcmp(o->shards[at], o->names[i]) < 0)
+            at++;
+        if (at < o->n_shards && strcmp(o->shards[at], o->names[i]) == 0)
+            continue;
+        ckpt_status status =
+            ckpt_source_warn(o->src, err, "stray file '%.160s' was not read: %s", o->names[i], why);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status read_shards(opening *o, ckpt_err *err)
+{
+    for (size_t i = 0; i < o->n_shards; i++) {
+        ckpt_status status = read_file(o, o->shards[i], err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status open_indexed(opening *o, ckpt_err *err)
+{
+    ckpt_status status = read_json(o, o->index, INDEX_MAX, &o->index_json, err);
+    if (status != CKPT_OK)
+        return status;
+    const ckpt_json *map = ckpt_json_get(o->index_json, "weight_map");
+    if (!ckpt_json_is_object(map))
+        return ckpt_fail(err, CKPT_E_FORMAT, "%s: expected an object 'weight_map'", o->index);
+    CKPT_TRY(shards_of_index(o, map, (size_t)ckpt_json_size(map), err), "%s", o->index);
+    CKPT_CHECK(read_shards(o, err));
+    for (size_t i = 0; i < o->table.n; i++) {
+        const ckpt_st_entry *e = &o->table.entries[i];
+        if (e->next != CKPT_ST_NONE)
+            return ckpt_fail(err, CKPT_E_FORMAT, "tensor '%.160s' is in both '%.160s' and '%.160s'",
+                             e->name, o->src->files[o->table.entries[e->next].file].name,
+                             o->src->files[e->file].name);
+    }
+    CKPT_TRY(check_index(o, map, err), "%s", o->index);
+    CKPT_CHECK(check_total(o, err));
+    CKPT_CHECK(merge_index_metadata(o, err));
+    CKPT_CHECK(add_listed(o, o->index, err));
+    CKPT_CHECK(warn_strays(o, "the index does not name it", err));
+done:
+    return status;
+}
+
+/* Every safetensors file of the listing. */
+static ckpt_status list_shards(opening *o, ckpt_err *err)
+{
+    o->shards = ckpt_arena_array(&o->src->arena, o->n_names, sizeof *o->shards);
+    o->n_shards = 0;
+    if (o->shards == NULL)
+        return no_memory(err);
+    for (size_t i = 0; i < o->n_names; i++)
+        if (is_shard_name(o->names[i]))
+            o->shards[o->n_shards++] = o->names[i];
+    return CKPT_OK;
+}
+
+static ckpt_status choose_index(opening *o, ckpt_err *err)
+{
+    const char *standard = SINGLE_NAME ".index.json";
+    if (o->index != NULL)
+        return CKPT_OK;
+    if (listed(o->names, o->n_names, standard)) {
+        o->index = standard;
+        return CKPT_OK;
+    }
+    for (size_t i = 0; i < o->n_names; i++) {
+        if (o->names[i][0] == '.' || !has_suffix(o->names[i], INDEX_SUFFIX))
+            continue;
+        if (o->index != NULL)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                             "several indexes, '%.160s' and '%.160s': name the one to open",
+                             o->index, o->names[i]);
+        o->index = o->names[i];
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status open_dir(opening *o, ckpt_err *err)
+{
+    ckpt_arena *arena = &o->src->arena;
+    const char *single = SINGLE_NAME;
+    ckpt_status status;
+    CKPT_CHECK(ckpt_list_dir(o->dir, arena, &o->names, &o->n_names, err));
+    CKPT_CHECK(choose_index(o, err));
+    CKPT_CHECK(read_config(o, err));
+    if (o->index != NULL)
+        return open_indexed(o, err);
+    if (listed(o->names, o->n_names, single)) {
+        o->shards = &single;
+        o->n_shards = 1;
+        CKPT_CHECK(read_shards(o, err));
+        status = warn_strays(o, "the directory has " SINGLE_NAME " and no index", err);
+        goto done;
+    }
+    CKPT_CHECK(list_shards(o, err));
+    if (o->n_shards == 0 && listed(o->names, o->n_names, SHARDED_DIR)) {
+        o->prefix = SHARDED_DIR;
+        if ((o->dir = ckpt_path_join(arena, o->dir, SHARDED_DIR)) == NULL)
+            return no_memory(err);
+        CKPT_CHECK(ckpt_list_dir(o->dir, arena, &o->names, &o->n_names, err));
+        CKPT_CHECK(list_shards(o, err));
+    }
+    if (o->n_shards == 0)
+        return ckpt_fail(err, CKPT_E_FORMAT, "no *" SUFFIX " file in the directory");
+    status = read_shards(o, err);
+done:
+    o->shards = NULL;
+    return status;
+}
+
+static const char *directory_of(ckpt_arena *arena, const char *path)
+{
+    const char *base = ckpt_basename(path);
+    size_t n = (size_t)(base - path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    return n == 0 ? "." : ckpt_arena_strndup(arena, path, n);
+}
+
+/* A lone file. Its neighbours are looked at only if it has the name of a whole model. */
+static ckpt_status open_file(opening *o, ckpt_err *err)
+{
+    const char *name = ckpt_basename(o->src->path);
+    ckpt_status status = CKPT_OK;
+    if (strcmp(name, SINGLE_NAME) == 0) {
+        CKPT_CHECK(ckpt_list_dir(o->dir, &o->src->arena, &o->names, &o->n_names, err));
+        CKPT_CHECK(read_config(o, err));
+    }
+    status = read_file(o, name, err);
+done:
+    return status;
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+/* Pieces of one tensor agree, and their union is the tensor. */
+static ckpt_status join_pieces(const opening *o, const ckpt_st_entry *head, ckpt_tensor *t,
+                               ckpt_err *err)
+{
+    const ckpt_st_entry *entries = o->table.entries;
+    int64_t *dims = ckpt_arena_array(&o->src->arena, head->rank, sizeof *dims);
+    size_t n = 0;
+    if (dims == NULL)
+        return no_memory(err);
+    for (const ckpt_st_entry *e = head;; e = &entries[e->next], n++) {
+        const char *file = o->src->files[e->file].name;
+        if (e->lo == NULL)
+            return ckpt_fail(
+                err, CKPT_E_FORMAT,
+                "duplicate name: '%.160s' and '%.160s' both hold it, without " SHARDING_INFO,
+                o->src->files[head->file].name,
+                o->src->files[e == head ? entries[e->next].file : e->file].name);
+        if (e->dtype != head->dtype || e->rank != head->rank)
+            return ckpt_fail(err, CKPT_E_FORMAT,
+                             "%.160s: piece has dtype %s rank %d, another has dtype %s rank %d",
+                             file, ckpt_dtype_get((ckpt_dtype)e->dtype)->name, e->rank,
+                             ckpt_dtype_get((ckpt_dtype)head->dtype)->name, head->rank);
+        for (int i = 0; i < e->rank; i++) {
+            int64_t end;
+            if (!ckpt_add_i64(e->lo[i], e->dims[i], &end))
+                return ckpt_fail(err, CKPT_E_FORMAT, "%.160s: saved_offsets overflow", file);
+            dims[i] = ckpt_max_i64(dims[i], end);
+        }
+        if (e->next == CKPT_ST_NONE)
+            break;
+    }
+    t->dims = dims;
+    return CKPT_OK;
+}
+
+static ckpt_status build_tensor(const opening *o, const ckpt_st_entry *head, ckpt_tensor *t,
+                                ckpt_chunk **next, ckpt_err *err)
+{
+    static const int64_t zeros[CKPT_MAX_RANK];
+    ckpt_status status = CKPT_OK;
+    t->name = head->name;
+    t->dims = head->dims;
+    t->rank = head->rank;
+    t->dtype = (ckpt_dtype)head->dtype;
+    t->chunks = *next;
+    if (head->lo != NULL || head->next != CKPT_ST_NONE)
+        CKPT_TRY(join_pieces(o, head, t, err), "tensor '%.160s'", t->name);
+    for (const ckpt_st_entry *e = head;; e = &o->table.entries[e->next]) {
+        *(*next)++ = (ckpt_chunk){.lo = e->lo == NULL ? zeros : e->lo,
+                                  .len = e->dims,
+                                  .offset = e->begin,
+                                  .file = e->file};
+        t->n_chunks++;
+        if (e->next == CKPT_ST_NONE)
+            break;
+    }
+done:
+    return status;
+}
+
+static ckpt_status build_tensors(opening *o, ckpt_err *err)
+{
+    ckpt_source *src = o->src;
+    const ckpt_st_table *table = &o->table;
+    ckpt_chunk *chunks = ckpt_arena_array(&src->arena, table->n, sizeof *chunks);
+    src->tensors = ckpt_arena_array(&src->arena, table->n_names, sizeof *src->tensors);
+    if (chunks == NULL || src->tensors == NULL)
+        return no_memory(err);
+    for (size_t i = 0; i < table->n; i++) {
+        if (table->entries[i].older)
+            continue;
+        ckpt_status status =
+            build_tensor(o, &table->entries[i], &src->tensors[src->n_tensors], &chunks, err);
+        if (status != CKPT_OK)
+            return status;
+        src->n_tensors++;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status open_safetensors(ckpt_source *src, const ckpt_open_opts *opts, ckpt_err *err)
+{
+    (void)opts;
+    opening o = {.src = src, .prefix = ""};
+    ckpt_status status;
+    src->iteration = -1;
+    if (ckpt_is_dir(src->path)) {
+        src->root = o.dir = src->path;
+        CKPT_CHECK(open_dir(&o, err));
+    } else {
+        src->root = o.dir = directory_of(&src->arena, src->path);
+        if (src->root == NULL) {
+            status = no_memory(err);
+            goto done;
+        }
+        if (has_suffix(src->path, INDEX_SUFFIX)) {
+            o.index = ckpt_basename(src->path);
+            CKPT_CHECK(open_dir(&o, err));
+        } else {
+            CKPT_CHECK(open_file(&o, err));
+        }
+    }
+    CKPT_CHECK(build_tensors(&o, err));
+done:
+    ckpt_json_free(o.index_json);
+    ckpt_st_table_release(&o.table);
+    return status;
+}
+
+const ckpt_container ckpt_safetensors = {
+    .name = "safetensors",
+    .what = "safetensors file, or Hugging Face directory of shards with an index",
+    .probe = probe_safetensors,
+    .open = open_safetensors,
+    .layout = ckpt_safetensors_layout,
+};

@@ -1,0 +1,521 @@
+/* safetensors writer: plans one file, or a Hugging Face directory.
+ *
+ * Header bytes are those of the reference serializer (torch-formats.md section 5, "Serializer"):
+ * tensors sorted by dtype, then name bytewise; compact JSON with `__metadata__` first; spaces until
+ * the length is a multiple of 8. Shards are filled greedily in the order of out->tensors, names and
+ * index as transformers writes them. Only the bytes of headers, index and config are made here. */
+#include "st_internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checked.h"
+#include "le.h"
+#include "st_header.h"
+
+#define INDEX_NAME "model.safetensors.index.json"
+/* More than `,"name":{"dtype":"F8_E5M2FNUZ","shape":[],"data_offsets":[,]}` without name and
+ * numbers; a number has at most 20 digits and a comma. */
+#define ENTRY_TEXT 72
+#define NUMBER_TEXT 21
+
+typedef struct literal {
+    uint8_t *data;
+    size_t len;
+} literal;
+
+/* Place of one output tensor. */
+typedef struct item {
+    const char *name;
+    uint64_t bytes, numel;
+    uint32_t tensor;
+    uint32_t shard; /* 0-based, in file name order */
+    ckpt_dtype dtype;
+} item;
+
+typedef struct writer {
+    ckpt_out *out;
+    ckpt_sink *sink;
+    item *items; /* by shard, then header order */
+    size_t n;
+    uint32_t n_shards;
+    const char **shard_names;
+    literal *literals;
+    uint32_t n_literals;
+    const ckpt_json *extras; /* user metadata, or NULL */
+} writer;
+
+static void copy_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
+                         uint8_t *out)
+{
+    (void)file;
+    (void)crc;
+    memcpy(out, ((const literal *)sink->self)[seg->a].data, (size_t)seg->len);
+}
+
+static ckpt_status no_memory(ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_NOMEM, "out of memory planning safetensors files");
+}
+
+/* ---- admission ------------------------------------------------------------------------------ */
+
+static bool is_utf8(const char *s)
+{
+    for (size_t i = 0, n = strlen(s), len; i < n; i += len)
+        if ((len = ckpt_utf8_len(s + i, n - i)) == 0)
+            return false;
+    return true;
+}
+
+static ckpt_status admit_tensor(const ckpt_out_tensor *t, item *it, ckpt_err *err)
+{
+    const ckpt_dtype_info *info = ckpt_dtype_get(t->dtype);
+    int64_t numel;
+    if (!info->safetensors)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "dtype %s has no safetensors form: cast it or choose another container",
+                         info->name);
+    if (!is_utf8(t->name) || strcmp(t->name, "__metadata__") == 0)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "safetensors cannot store this name");
+    if (t->n_chunks != 1)
+        return ckpt_fail(err, CKPT_E_INTERNAL, "expected one chunk for safetensors, found %zu",
+                         t->n_chunks);
+    if (!ckpt_numel(t->rank, t->dims, &numel) || !ckpt_dtype_bytes(t->dtype, numel, &it->bytes))
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s elements do not fill a whole number of bytes, or too many",
+                         info->name);
+    it->name = t->name;
+    it->dtype = t->dtype;
+    it->numel = (uint64_t)numel;
+    return CKPT_OK;
+}
+
+static ckpt_status admit(writer *w, ckpt_err *err)
+{
+    const ckpt_out *out = w->out;
+    ckpt_status status = CKPT_OK;
+    if (out->n_objects > 0)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "object '%.160s': safetensors holds only tensors",
+                         out->objects[0].name);
+    if (out->n_tensors >= UINT32_MAX)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "more than 2^32 tensors");
+    for (const ckpt_json *m = ckpt_json_child(w->extras); m != NULL; m = ckpt_json_next(m))
+        if (ckpt_json_string(m) == NULL)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                             "metadata '%.160s': safetensors holds only strings", ckpt_json_key(m));
+    w->n = out->n_tensors;
+    w->items = ckpt_arena_array(&w->sink->arena, w->n, sizeof *w->items);
+    if (w->items == NULL)
+        return no_memory(err);
+    for (size_t i = 0; i < w->n; i++) {
+        w->items[i].tensor = (uint32_t)i;
+        CKPT_TRY(admit_tensor(&out->tensors[i], &w->items[i], err), "tensor '%.160s'",
+                 out->tensors[i].name);
+    }
+done:
+    return status;
+}
+
+/* ---- shards --------------------------------------------------------------------------------- */
+
+static uint64_t quoted_length(const char *s)
+{
+    uint64_t n = 2;
+    for (; *s != '\0'; s++)
+        n += (unsigned char)*s < 0x20 ? 6 : *s == '"' || *s == '\\' ? 2 : 1;
+    return n;
+}
+
+static uint64_t entry_bound(const writer *w, const item *it)
+{
+    return ENTRY_TEXT + quoted_length(it->name) +
+           NUMBER_TEXT * ((uint64_t)w->out->tensors[it->tensor].rank + 2);
+}
+
+static uint64_t metadata_bound(const writer *w)
+{
+    uint64_t n = 64;
+    for (const ckpt_json *m = ckpt_json_child(w->extras); m != NULL; m = ckpt_json_next(m))
+        n += quoted_length(ckpt_json_key(m)) + quoted_length(ckpt_json_string(m)) + 2;
+    return n;
+}
+
+/* Greedy, in order: a tensor that would overfill the current shard starts a new one; one larger
+ * than the limit gets its own, numbered before the current one, which stays open. A shard also
+ * closes before its header could outgrow the format's limit. */
+static ckpt_status assign_shards(writer *w, ckpt_err *err)
+{
+    uint64_t limit = w->out->max_shard_bytes == 0 ? UINT64_MAX : w->out->max_shard_bytes;
+    uint64_t size = 0, header = metadata_bound(w);
+    uint32_t closed = 0, open = 0, n_open = 0;
+    uint32_t *number = ckpt_arena_array(&w->sink->arena, w->n + 1, sizeof *number);
+    if (number == NULL)
+        return no_memory(err);
+    /* Shards are first counted as they open (`open`), then renumbered as they closed. */
+    uint32_t current = open++;
+    for (size_t i = 0; i < w->n; i++) {
+        item *it = &w->items[i];
+        uint64_t entry = entry_bound(w, it), sum;
+        if (it->bytes > limit) {
+            it->shard = open++;
+            number[it->shard] = closed++;
+            continue;
+        }
+        bool fits = ckpt_add_u64(size, it->bytes, &sum) && sum <= limit;
+        if (n_open > 0 && (!fits || header + entry > CKPT_ST_HEADER_MAX)) {
+            number[current] = closed++;
+            current = open++;
+            size = n_open = 0;
+            header = metadata_bound(w);
+        }
+        it->shard = current;
+        size += it->bytes;
+        header += entry;
+        n_open++;
+    }
+    if (n_open > 0 || closed == 0)
+        number[current] = closed++;
+    for (size_t i = 0; i < w->n; i++)
+        w->items[i].shard = number[w->items[i].shard];
+    w->n_shards = closed;
+    return CKPT_OK;
+}
+
+static ckpt_status name_shards(writer *w, ckpt_err *err)
+{
+    ckpt_arena *arena = &w->sink->arena;
+    w->shard_names = ckpt_arena_array(arena, w->n_shards, sizeof *w->shard_names);
+    if (w->shard_names == NULL)
+        return no_memory(err);
+    for (uint32_t i = 0; i < w->n_shards; i++) {
+        w->shard_names[i] =
+            w->n_shards == 1
+                ? "model.safetensors"
+                : ckpt_arena_printf(arena, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
+                                    i + 1, w->n_shards);
+        if (w->shard_names[i] == NULL)
+            return no_memory(err);
+    }
+    return CKPT_OK;
+}
+
+static int compare_items(const void *a, const void *b)
+{
+    const item *x = a, *y = b;
+    if (x->shard != y->shard)
+        return x->shard < y->shard ? -1 : 1;
+    if (x->dtype != y->dtype)
+        return x->dtype < y->dtype ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+/* ---- literals ------------------------------------------------------------------------------- */
+
+/* Keep a copy of the text as a literal and release the buffer. */
+static ckpt_status keep(writer *w, ckpt_buf *text, uint32_t *id, ckpt_err *err)
+{
+    literal *l = &w->literals[w->n_literals];
+    l->data = text->failed ? NULL : ckpt_arena_memdup(&w->sink->arena, text->data, text->len);
+    l->len = text->len;
+    ckpt_buf_release(text);
+    if (l->data == NULL)
+        return no_memory(err);
+    *id = w->n_literals++;
+    return CKPT_OK;
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    return strcmp(ckpt_json_key(*(const ckpt_json *const *)a),
+                  ckpt_json_key(*(const ckpt_json *const *)b));
+}
+
+/* Extras in key order; count in *n. */
+static ckpt_status sorted_extras(const writer *w, const ckpt_json ***out, size_t *n, ckpt_err *err)
+{
+    size_t count = w->extras == NULL ? 0 : (size_t)ckpt_json_size(w->extras);
+    *out = ckpt_arena_array(&w->sink->arena, count, sizeof **out);
+    *n = 0;
+    if (*out == NULL)
+        return no_memory(err);
+    for (const ckpt_json *m = ckpt_json_child(w->extras); m != NULL; m = ckpt_json_next(m))
+        (*out)[(*n)++] = m;
+    if (count > 1)
+        qsort(*out, count, sizeof **out, compare_keys);
+    return CKPT_OK;
+}
+
+/* {"format":"pt"} and, in a model of one file, the extras; a "format" among them wins. */
+static ckpt_status put_metadata(const writer *w, ckpt_buf *b, ckpt_err *err)
+{
+    const ckpt_json **extras;
+    size_t n;
+    const char *format = ckpt_json_string(ckpt_json_get(w->extras, "format"));
+    bool done = false;
+    ckpt_status status = sorted_extras(w, &extras, &n, err);
+    if (status != CKPT_OK)
+        return status;
+    ckpt_buf_puts(b, "\"__metadata__\":{");
+    size_t start = b->len;
+    for (size_t i = 0; i <= n; i++) {
+        const char *key = i < n ? ckpt_json_key(extras[i]) : NULL;
+        if (!done && (key == NULL || strcmp(key, "format") >= 0)) {
+            ckpt_buf_puts(b, b->len > start ? ",\"format\":" : "\"format\":");
+            ckpt_st_quote(b, format == NULL ? "pt" : format, false);
+            done = true;
+        }
+        if (key == NULL || w->n_shards > 1 || strcmp(key, "format") == 0)
+            continue;
+        if (b->len > start)
+            ckpt_buf_putc(b, ',');
+        ckpt_st_quote(b, key, false);
+        ckpt_buf_putc(b, ':');
+        ckpt_st_quote(b, ckpt_json_string(extras[i]), false);
+    }
+    ckpt_buf_putc(b, '}');
+    return CKPT_OK;
+}
+
+static void put_entry(ckpt_buf *b, const item *it, const ckpt_out_tensor *t, uint64_t begin)
+{
+    ckpt_buf_putc(b, ',');
+    ckpt_st_quote(b, it->name, false);
+    ckpt_buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", ckpt_dtype_get(it->dtype)->name);
+    for (int i = 0; i < t->rank; i++)
+        ckpt_buf_printf(b, i == 0 ? "%" PRId64 : ",%" PRId64, t->dims[i]);
+    ckpt_buf_printf(b, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, begin + it->bytes);
+}
+
+/* Length, JSON and padding of the shard that consists of items [first, last). */
+static ckpt_status put_header(const writer *w, size_t first, size_t last, ckpt_buf *b,
+                              uint64_t *data_size, ckpt_err *err)
+{
+    uint64_t at = 0, end;
+    ckpt_buf_append(b, "\0\0\0\0\0\0\0\0{", 9);
+    ckpt_status status = put_metadata(w, b, err);
+    if (status != CKPT_OK)
+        return status;
+    for (size_t i = first; i < last; i++) {
+        const item *it = &w->items[i];
+        if (!ckpt_add_u64(at, it->bytes, &end) || end > INT64_MAX - 2 * CKPT_ST_HEADER_MAX)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor '%.160s': file exceeds 2^63 bytes",
+                             it->name);
+        put_entry(b, it, &w->out->tensors[it->tensor], at);
+        at = end;
+    }
+    ckpt_buf_putc(b, '}');
+    while (b->len % 8 != 0)
+        ckpt_buf_putc(b, ' ');
+    if (b->failed)
+        return no_memory(err);
+    if (b->len - 8 > CKPT_ST_HEADER_MAX)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "header would have %zu bytes, above the limit of %" PRIu64
+                         ": write a directory of shards",
+                         b->len - 8, CKPT_ST_HEADER_MAX);
+    ckpt_put_u64(b->data, b->len - 8);
+    *data_size = at;
+    return CKPT_OK;
+}
+
+static ckpt_status plan_shard(writer *w, uint32_t shard, size_t first, size_t last, ckpt_err *err)
+{
+    ckpt_buf text = {0};
+    ckpt_out_file *file = &w->sink->files[shard];
+    uint64_t data_size = 0;
+    uint32_t id;
+    ckpt_status status;
+    CKPT_CHECK(put_header(w, first, last, &text, &data_size, err));
+    uint64_t at = text.len;
+    file->segs = ckpt_arena_array(&w->sink->arena, last - first + 1, sizeof *file->segs);
+    if (file->segs == NULL) {
+        status = no_memory(err);
+        goto done;
+    }
+    CKPT_CHECK(keep(w, &text, &id, err));
+    *file = (ckpt_out_file){.name = w->shard_names[shard],
+                            .size = at + data_size,
+                            .segs = file->segs,
+                            .n_segs = last - first + 1,
+                            .is_data = true};
+    file->segs[0] = (ckpt_seg){.len = at, .a = id, .kind = CKPT_SEG_LITERAL};
+    for (size_t i = first; i < last; i++) {
+        const item *it = &w->items[i];
+        ckpt_out_chunk *chunk = &w->out->tensors[it->tensor].chunks[0];
+        chunk->file = shard;
+        chunk->offset = at;
+        file->segs[i - first + 1] =
+            (ckpt_seg){.offset = at, .len = it->bytes, .a = it->tensor, .kind = CKPT_SEG_CHUNK};
+        at += it->bytes;
+    }
+done:
+    ckpt_buf_release(&text);
+    return status;
+}
+
+static ckpt_status plan_text(writer *w, const char *name, ckpt_buf *text, ckpt_err *err)
+{
+    ckpt_out_file *file = &w->sink->files[w->sink->n_files];
+    uint32_t id;
+    *file = (ckpt_out_file){.name = name, .size = text->len, .n_segs = 1};
+    file->segs = ckpt_arena_array(&w->sink->arena, 1, sizeof *file->segs);
+    ckpt_status status = keep(w, text, &id, err);
+    if (status != CKPT_OK || file->segs == NULL)
+        return no_memory(err);
+    file->segs[0] = (ckpt_seg){.len = file->size, .a = id, .kind = CKPT_SEG_LITERAL};
+    w->sink->n_files++;
+    return CKPT_OK;
+}
+
+/* json.dumps escapes everything outside ASCII; such bytes occur only inside strings. */
+static void put_ascii(ckpt_buf *b, const ckpt_buf *from)
+{
+    const char *s = (const char *)from->data;
+    for (size_t i = 0; i < from->len;) {
+        size_t len = ckpt_utf8_len(s + i, from->len - i);
+        if (len < 2) {
+            ckpt_buf_putc(b, s[i++]);
+            continue;
+        }
+        char one[5] = {0};
+        ckpt_buf quoted = {0};
+        memcpy(one, s + i, len);
+        ckpt_st_quote(&quoted, one, true);
+        b->failed |= quoted.failed;
+        if (!quoted.failed)
+            ckpt_buf_append(b, quoted.data + 1, quoted.len - 2);
+        ckpt_buf_release(&quoted);
+        i += len;
+    }
+}
+
+static ckpt_status plan_config(writer *w, ckpt_err *err)
+{
+    ckpt_buf raw = {0}, text = {0};
+    if (ckpt_json_print(w->out->config, 2, true, &raw) && !raw.failed)
+        put_ascii(&text, &raw);
+    else
+        text.failed = true;
+    ckpt_buf_release(&raw);
+    ckpt_buf_putc(&text, '\n');
+    return plan_text(w, "config.json", &text, err);
+}
+
+/* ---- index ---------------------------------------------------------------------------------- */
+
+static int compare_item_names(const void *a, const void *b)
+{
+    return strcmp((*(const item *const *)a)->name, (*(const item *const *)b)->name);
+}
+
+static void put_index_metadata(ckpt_buf *b, const ckpt_json *const *extras, size_t n,
+                               uint64_t parameters, uint64_t bytes)
+{
+    const struct {
+        const char *key;
+        uint64_t value;
+    } totals[] = {
+        {"total_parameters", parameters},
+        {"total_size",       bytes     }
+    };
+    size_t i = 0, t = 0;
+    const char *separator = "\n    ";
+    while (i < n || t < 2) {
+        const char *key = i < n ? ckpt_json_key(extras[i]) : NULL;
+        int order = key == NULL ? 1 : t == 2 ? -1 : strcmp(key, totals[t].key);
+        if (key != NULL && (order == 0 || strcmp(key, "format") == 0)) {
+            i++;
+            continue;
+        }
+        ckpt_buf_puts(b, separator);
+        separator = ",\n    ";
+        if (order < 0) {
+            ckpt_st_quote(b, key, true);
+            ckpt_buf_puts(b, ": ");
+            ckpt_st_quote(b, ckpt_json_string(extras[i++]), true);
+        } else {
+            ckpt_buf_printf(b, "\"%s\": %" PRIu64, totals[t].key, totals[t].value);
+            t++;
+        }
+    }
+}
+
+/* As transformers: json.dumps(index, indent=2, sort_keys=True) and a newline. total_parameters
+ * counts the elements of every tensor. */
+static ckpt_status plan_index(writer *w, ckpt_err *err)
+{
+    ckpt_buf b = {0};
+    const ckpt_json **extras;
+    size_t n_extras;
+    uint64_t parameters = 0, bytes = 0;
+    const item **order = ckpt_arena_array(&w->sink->arena, w->n, sizeof *order);
+    if (order == NULL)
+        return no_memory(err);
+    ckpt_status status = sorted_extras(w, &extras, &n_extras, err);
+    if (status != CKPT_OK)
+        return status;
+    for (size_t i = 0; i < w->n; i++) {
+        order[i] = &w->items[i];
+        if (!ckpt_add_u64(bytes, w->items[i].bytes, &bytes) ||
+            !ckpt_add_u64(parameters, w->items[i].numel, &parameters))
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "total size exceeds 2^64 bytes");
+    }
+    qsort(order, w->n, sizeof *order, compare_item_names);
+    ckpt_buf_puts(&b, "{\n  \"metadata\": {");
+    put_index_metadata(&b, extras, n_extras, parameters, bytes);
+    ckpt_buf_puts(&b, "\n  },\n  \"weight_map\": {");
+    for (size_t i = 0; i < w->n; i++) {
+        ckpt_buf_puts(&b, i == 0 ? "\n    " : ",\n    ");
+        ckpt_st_quote(&b, order[i]->name, true);
+        ckpt_buf_printf(&b, ": \"%s\"", w->shard_names[order[i]->shard]);
+    }
+    ckpt_buf_puts(&b, "\n  }\n}\n");
+    return plan_text(w, INDEX_NAME, &b, err);
+}
+
+/* ---- layout --------------------------------------------------------------------------------- */
+
+static ckpt_status plan_files(writer *w, ckpt_err *err)
+{
+    ckpt_sink *sink = w->sink;
+    size_t first = 0;
+    sink->files = ckpt_arena_array(&sink->arena, (size_t)w->n_shards + 2, sizeof *sink->files);
+    w->literals = ckpt_arena_array(&sink->arena, (size_t)w->n_shards + 2, sizeof *w->literals);
+    if (sink->files == NULL || w->literals == NULL)
+        return no_memory(err);
+    if (w->n > 1)
+        qsort(w->items, w->n, sizeof *w->items, compare_items);
+    for (uint32_t shard = 0; shard < w->n_shards; shard++) {
+        size_t last = first;
+        while (last < w->n && w->items[last].shard == shard)
+            last++;
+        ckpt_status status = plan_shard(w, shard, first, last, err);
+        if (status != CKPT_OK)
+            return status;
+        first = last;
+    }
+    sink->n_files = w->n_shards;
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_safetensors_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err)
+{
+    writer w = {.out = out, .sink = sink, .n_shards = 1, .extras = out->metadata};
+    ckpt_status status;
+    CKPT_CHECK(admit(&w, err));
+    if (!out->single_file)
+        CKPT_CHECK(assign_shards(&w, err));
+    CKPT_CHECK(name_shards(&w, err));
+    CKPT_CHECK(plan_files(&w, err));
+    if (w.n_shards > 1)
+        CKPT_CHECK(plan_index(&w, err));
+    if (out->config != NULL && !out->single_file)
+        CKPT_CHECK(plan_config(&w, err));
+    sink->self = w.literals;
+    sink->literal = copy_literal;
+    sink->manifest_dir = "";
+done:
+    return status;
+}

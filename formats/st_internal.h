@@ -1,0 +1,9 @@
+/* Between safetensors.c (reading) and safetensors_write.c. */
+#ifndef CKPT_ST_INTERNAL_H
+#define CKPT_ST_INTERNAL_H
+
+#include "source.h"
+
+ckpt_status ckpt_safetensors_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;
+
+#endif
