@@ -924,10 +924,16 @@ static ckpt_status adopt_pairs(vm *v, ckpt_pkl *object)
     if (!arg || !object->callable || object->callable->kind != CKPT_PKL_GLOBAL ||
         strcmp(object->callable->str, "collections") != 0)
         return CKPT_OK;
-    if (arg->kind == CKPT_PKL_DICT && strcmp(object->callable->name, "Counter") == 0)
-        return extend(v, &object->pairs, &object->n_pairs, arg->items, arg->n_items);
-    if (arg->kind != CKPT_PKL_LIST || strcmp(object->callable->name, "OrderedDict") != 0)
+    bool counter = arg->kind == CKPT_PKL_DICT && strcmp(object->callable->name, "Counter") == 0;
+    if (!counter &&
+        (arg->kind != CKPT_PKL_LIST || strcmp(object->callable->name, "OrderedDict") != 0))
         return CKPT_OK;
+    /* Copying one list again and again would let a small file cost any amount of memory. */
+    if (arg->b)
+        return FAIL(v, "two dictionaries made from one argument");
+    arg->b = true;
+    if (counter)
+        return extend(v, &object->pairs, &object->n_pairs, arg->items, arg->n_items);
     for (size_t i = 0; i < arg->n_items; i++) {
         ckpt_pkl *pair = arg->items[i];
         if ((pair->kind != CKPT_PKL_LIST && pair->kind != CKPT_PKL_TUPLE) || pair->n_items != 2)
