@@ -14,7 +14,8 @@ NVCC_ARCH ?= sm_90
 GEN_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/gen/*.c)))
 GEN_LIB   := $(filter-out %/gen.o,$(GEN_OBJ))
 PROP_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/property/*.c)))
-EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ)
+STCMP_OBJ := $(BUILD)/tests/tools/stcmp.o
+EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ)
 
 # make gen             $(BUILD)/gen, which writes synthetic checkpoints (tests/gen/gen.c)
 .PHONY: gen
@@ -23,9 +24,20 @@ $(BUILD)/gen: $(GEN_OBJ)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(GEN_OBJ) -lm
 
+# make stcmp           $(BUILD)/stcmp, an independent comparison of safetensors files
+.PHONY: stcmp
+stcmp: $(BUILD)/stcmp
+$(BUILD)/stcmp: $(STCMP_OBJ)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(STCMP_OBJ)
+
 $(BUILD)/property: $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a $(LDLIBS)
+
+# make all-tests       compile every test program without running one
+.PHONY: all-tests
+all-tests: $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(BUILD)/gen $(BUILD)/stcmp
 
 # ---- checks -----------------------------------------------------------------------------------
 
@@ -34,8 +46,8 @@ $(BUILD)/property: $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a
 check: check-unit check-cli check-property
 
 # make check-cli       command-line tests (tests/cli)
-check-cli: $(BUILD)/ckpt $(BUILD)/gen
-	$(Q)CKPT=$(CKPT) GEN=$(abspath $(BUILD)/gen) tests/cli/run.sh
+check-cli: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/stcmp
+	$(Q)CKPT=$(CKPT) GEN=$(abspath $(BUILD)/gen) STCMP=$(abspath $(BUILD)/stcmp) tests/cli/run.sh
 
 # make check-property  random models: mesh A -> mesh B -> A over all containers (SEEDS=n)
 check-property: $(BUILD)/property
@@ -46,8 +58,8 @@ check-peers: $(BUILD)/ckpt
 	$(Q)CKPT=$(CKPT) tests/peers/run.sh
 
 # make demo            the main job on the fixtures, printing what it proves
-demo: $(BUILD)/ckpt
-	$(Q)CKPT=$(CKPT) tests/demo.sh
+demo: $(BUILD)/ckpt $(BUILD)/stcmp
+	$(Q)CKPT=$(CKPT) STCMP=$(abspath $(BUILD)/stcmp) tests/demo.sh
 
 # make bench           figures against cp, sha256sum and Python (SIZE=2G)
 bench: $(BUILD)/ckpt $(BUILD)/gen

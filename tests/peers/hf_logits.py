@@ -1,0 +1,40 @@
+"""A Hugging Face directory loads in transformers as it is and reproduces reference logits.
+
+usage: hf_logits.py DIR REFERENCE.safetensors
+
+Fails on missing, unexpected or mismatched keys. The reference holds input_ids, logits and loss.
+Tolerance: f32 forward of the same weights by two releases of the same code, 1e-5 relative RMS.
+"""
+
+import os
+import sys
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+
+def main():
+    path, reference = sys.argv[1:]
+    ref = load_file(reference)
+    torch.manual_seed(0)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        if info.get(kind):
+            sys.exit(f"{path}: {kind}: {sorted(info[kind])[:4]}")
+    model.eval()
+    with torch.no_grad():
+        logits = model(input_ids=ref["input_ids"]).logits
+    diff = (logits.double() - ref["logits"].double()).square().mean().sqrt()
+    rms = (diff / ref["logits"].double().square().mean().sqrt()).item()
+    print(f"{type(model).__name__}: logits {tuple(logits.shape)}, relative RMS {rms:.2e}")
+    if not rms < 1e-5:
+        sys.exit(f"{path}: relative RMS {rms:.3e} of logits, expected below 1e-5")
+
+
+main()

@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# What ckpt writes, loaded by the systems it is written for: PyTorch, Megatron-Core, transformers,
+# safetensors. CKPT names the program. Prints one line per test and the totals.
+#
+#   tests/peers/run.sh [NAME-PATTERN]
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+ckpt=${CKPT:-build/ckpt}
+pattern=${1:-*}
+python=$(tests/peers/setup.sh)
+work=$(mktemp -d "${TMPDIR:-/tmp}/ckpt-peers.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+passed=0
+failed=0
+
+# One test: a name and a command; its output is shown only when it fails, its last line otherwise.
+t() {
+    local name=$1 start=$SECONDS
+    shift
+    # shellcheck disable=SC2254 # a pattern is meant
+    case $name in
+    $pattern) ;;
+    *) return 0 ;;
+    esac
+    # Not in a condition, which would switch -e off inside the test.
+    set +e
+    (
+        set -e
+        "$@"
+    ) >"$work/log" 2>&1 </dev/null
+    local rc=$?
+    set -e
+    if [ "$rc" -eq 0 ]; then
+        echo "ok   $name ($((SECONDS - start)) s): $(tail -n 1 "$work/log")"
+        passed=$((passed + 1))
+    else
+        echo "FAIL $name"
+        sed 's/^/     /' "$work/log" | tail -n 25
+        failed=$((failed + 1))
+    fi
+}
+
+py() {
+    local script=$1
+    shift
+    "$python" "tests/peers/$script" "$@"
+}
+
+convert() {
+    "$ckpt" convert --quiet "$@"
+}
+
+# The iteration directory below a save root, or the directory itself.
+iteration() {
+    local dir
+    for dir in "$1"/iter_* "$1"/release; do
+        if [ -d "$dir" ]; then
+            echo "$dir"
+            return
+        fi
+    done
+    echo "$1"
+}
+
+hf=fixtures/hf/kimi_linear_tiny
+dense='mlp.=block_sparse_moe.'
+
+# ---- Hugging Face -------------------------------------------------------------------------------
+
+hf_same_layout() {
+    convert "$hf" "$work/hf1" --to safetensors --layout hf --max-shard-size 200KB
+    py st_equal.py "$work/hf1" "$hf" "$dense"
+    py hf_logits.py "$work/hf1" "$hf.reference.safetensors"
+}
+hf_through_megatron() {
+    convert "$hf" "$work/hf2.dist" --to torch_dist --layout megatron --tp 2 --ep 2
+    convert "$work/hf2.dist" "$work/hf2.dist4" --to torch_dist --layout megatron --tp 4 --etp 4
+    convert "$work/hf2.dist4" "$work/hf2" --to safetensors --layout hf
+    py st_equal.py "$work/hf2" "$hf" "$dense"
+    py hf_logits.py "$work/hf2" "$hf.reference.safetensors"
+}
+t hf_same_layout_loads_in_transformers hf_same_layout
+t hf_through_megatron_tp2_tp4_loads_in_transformers hf_through_megatron
+
+# ---- Megatron torch_dist ------------------------------------------------------------------------
+
+mcore_from_hf() {
+    convert "$hf" "$work/m.keep" --to safetensors --layout megatron
+    convert "$hf" "$work/m.dist" --to torch_dist --layout megatron --tp 2 --ep 2
+    py mcore_load.py "$(iteration "$work/m.dist")" "$work/m.keep"
+}
+mcore_relayout() { # FIXTURE PLAIN ARGS...
+    local fixture=$1 plain=$2
+    shift 2
+    rm -rf "$work/r.dist"
+    convert "fixtures/mcore/$fixture" "$work/r.dist" --to torch_dist "$@"
+    py mcore_load.py "$(iteration "$work/r.dist")" "fixtures/mcore/$plain.plain.safetensors"
+}
+mcore_through_safetensors() { # FIXTURE PLAIN
+    rm -rf "$work/s.keep" "$work/s.dist"
+    convert "fixtures/mcore/$1" "$work/s.keep" --to safetensors --layout keep
+    py st_equal.py "$work/s.keep" "fixtures/mcore/$2.plain.safetensors"
+    convert "$work/s.keep" "$work/s.dist" --to torch_dist --layout megatron --tp 4
+    py mcore_load.py "$(iteration "$work/s.dist")" "fixtures/mcore/$2.plain.safetensors"
+}
+t mcore_loads_hf_tp2_ep2 mcore_from_hf
+t mcore_loads_legacy_tp1_as_tp4 mcore_relayout legacy_tp1 legacy --tp 4
+t mcore_loads_legacy_tp2_as_tp2_pp4_ep2 mcore_relayout legacy_tp2 legacy --tp 2 --pp 4 --ep 2
+t mcore_loads_legacy_tp2_as_etp2_ep4 mcore_relayout legacy_tp2 legacy --tp 1 --etp 2 --ep 4
+for variant in f fg; do
+    t "mcore_loads_lowrank_${variant}_tp1" \
+        mcore_relayout "lowrank_${variant}_tp2" "lowrank_${variant}_tp2" --tp 1
+    t "mcore_loads_lowrank_${variant}_tp4" \
+        mcore_relayout "lowrank_${variant}_tp2" "lowrank_${variant}_tp2" --tp 4
+    t "mcore_loads_lowrank_${variant}_through_safetensors" \
+        mcore_through_safetensors "lowrank_${variant}_tp2" "lowrank_${variant}_tp2"
+done
+t mcore_loads_legacy_through_safetensors mcore_through_safetensors legacy_tp2 legacy
+
+# ---- plain torch.distributed.checkpoint -----------------------------------------------------------
+
+dcp_megatron() {
+    [ -d "$work/m.dist" ] || convert "$hf" "$work/m.dist" --to torch_dist --layout megatron --tp 2 --ep 2
+    [ -d "$work/m.keep" ] || convert "$hf" "$work/m.keep" --to safetensors --layout megatron
+    py dcp_load.py "$(iteration "$work/m.dist")" "$work/m.keep"
+}
+dcp_plain() {
+    convert "$hf" "$work/dcp.hf" --to torch_dist --layout hf
+    py dcp_load.py "$(iteration "$work/dcp.hf")" "$hf"
+}
+dcp_back() {
+    convert "$hf" "$work/dcp.b" --to torch_dist --layout hf
+    convert "$work/dcp.b" "$work/dcp.hf2" --to safetensors --layout hf
+    py st_equal.py "$work/dcp.hf2" "$hf" "$dense"
+}
+t dcp_loads_megatron_tp2_ep2 dcp_megatron
+t dcp_loads_hf_names dcp_plain
+t dcp_back_to_safetensors dcp_back
+
+# ---- FLA ----------------------------------------------------------------------------------------
+
+fla_roundtrip() {
+    convert fixtures/fla/kda_trained "$work/fla.dist" --to torch_dist --layout megatron --tp 2 \
+        --allow-unknown
+    convert "$work/fla.dist" "$work/fla" --to safetensors --layout fla --allow-unknown
+    py st_equal.py "$work/fla" fixtures/fla/kda_trained
+}
+fla_same_layout() {
+    convert fixtures/fla/kda_trained "$work/fla2" --to safetensors --layout fla
+    py st_equal.py "$work/fla2" fixtures/fla/kda_trained
+    "$python" - "$work/fla2/config.json" fixtures/fla/kda_trained/config.json <<'PY'
+import json, sys
+
+got, want = (json.load(open(path)) for path in sys.argv[1:])
+wrong = {k: (got.get(k), v) for k, v in want.items() if got.get(k) != v}
+sys.exit(f"config.json: {wrong}" if wrong else 0)
+PY
+    echo "tensors and configuration equal"
+}
+t fla_through_megatron_is_identical fla_roundtrip
+t fla_same_layout_is_identical fla_same_layout
+
+echo "peers: $passed passed, $failed failed"
+[ "$failed" -eq 0 ]
