@@ -7,6 +7,7 @@
  * leaves strided copies. Nothing here depends on what the axes mean. */
 #include "gather.h"
 #include "checked.h"
+#include "derive.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -380,10 +381,15 @@ static bool map_is_empty(const ckpt_map *map)
     return false;
 }
 
+const ckpt_tensor *ckpt_canon_tensor(const ckpt_source *src, const ckpt_canon *c)
+{
+    return c->derived != NULL ? &c->derived->tensor : &src->tensors[c->stored];
+}
+
 ckpt_status ckpt_gather_add(const ckpt_source *src, const ckpt_canon *c, const ckpt_dst *dst,
                             ckpt_arena *arena, ckpt_copies *out, uint64_t *bytes, ckpt_err *err)
 {
-    const ckpt_tensor *t = &src->tensors[c->stored];
+    const ckpt_tensor *t = ckpt_canon_tensor(src, c);
     int bits = ckpt_dtype_get(c->dtype)->bits;
     *bytes = 0;
     if (map_is_empty(&c->map) || map_is_empty(dst->map))
@@ -464,8 +470,14 @@ ckpt_status ckpt_gather_seal(ckpt_copies *copies, ckpt_arena *arena, ckpt_gather
 ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *arena,
                             ckpt_gather *out, ckpt_err *err)
 {
+    return ckpt_gather_canon(model->src, &model->tensors[tensor], arena, out, err);
+}
+
+ckpt_status ckpt_gather_canon(const ckpt_source *src, const ckpt_canon *c, ckpt_arena *arena,
+                              ckpt_gather *out, ckpt_err *err)
+{
     ckpt_status status = CKPT_OK;
-    const ckpt_canon *c = &model->tensors[tensor];
+    const ckpt_tensor *stored = ckpt_canon_tensor(src, c);
     ckpt_copies copies = {0};
     int64_t numel = 1, zero = 0;
     for (int i = 0; i < c->map.n; i++)
@@ -475,12 +487,12 @@ ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *
     ckpt_dst dst = {.map = &map, .rank = 1, .dims = &numel, .lo = &zero, .len = &numel};
     uint64_t covered;
     *out = (ckpt_gather){.bytes = c->bytes, .from = c->dtype, .to = c->dtype,
-                         .swap = model->src->tensors[c->stored].big_endian};
-    CKPT_TRY(ckpt_gather_add(model->src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
-             model->src->tensors[c->stored].name);
+                         .swap = stored->big_endian, .derived = c->derived};
+    CKPT_TRY(ckpt_gather_add(src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
+             stored->name);
     if (covered != c->bytes) {
         status = ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes are present",
-                           model->src->tensors[c->stored].name, (unsigned long long)covered,
+                           stored->name, (unsigned long long)covered,
                            (unsigned long long)c->bytes);
         goto done;
     }
@@ -494,6 +506,7 @@ done:
 
 typedef struct runner {
     ckpt_source *src;
+    const ckpt_gather *g;
     uint32_t file;
     int elem;
     uint64_t lo, hi; /* destination window */
@@ -502,6 +515,13 @@ typedef struct runner {
     uint64_t stage_cap;
     ckpt_err *err;
 } runner;
+
+static ckpt_status read_file(runner *r, void *buf, size_t n, uint64_t offset, ckpt_err *err)
+{
+    if (r->file >= CKPT_DERIVED_FILE)
+        return ckpt_derived_read(r->src, r->g->derived, buf, n, offset, err);
+    return ckpt_source_read(r->src, r->file, buf, n, offset, err);
+}
 
 /* Source bytes from the first to the last element of loops[0..n), and the bytes wanted of them. */
 static void extent(const ckpt_loop *loop, int n, int elem, uint64_t *span, uint64_t *useful)
@@ -545,7 +565,7 @@ static ckpt_status run_full(runner *r, const ckpt_loop *loop, int n_loops, int64
                             uint64_t dst)
 {
     if (n_loops == 1 && loop[0].src == r->elem && loop[0].dst == r->elem)
-        return ckpt_source_read(r->src, r->file, r->out + (dst - r->lo),
+        return read_file(r, r->out + (dst - r->lo),
                                 (size_t)(n * r->elem), src, r->err);
     uint64_t inner_span, inner_useful;
     extent(loop + 1, n_loops - 1, r->elem, &inner_span, &inner_useful);
@@ -561,7 +581,7 @@ static ckpt_status run_full(runner *r, const ckpt_loop *loop, int n_loops, int64
             int64_t now = ckpt_min_i64(batch, n - i);
             uint64_t at = src + (uint64_t)(i * loop[0].src);
             ckpt_status status =
-                ckpt_source_read(r->src, r->file, r->stage,
+                read_file(r, r->stage,
                                  (size_t)(inner_span + (uint64_t)((now - 1) * loop[0].src)), at,
                                  r->err);
             if (status != CKPT_OK)
@@ -575,7 +595,7 @@ static ckpt_status run_full(runner *r, const ckpt_loop *loop, int n_loops, int64
         uint64_t s = src + (uint64_t)(i * loop[0].src), d = dst + (uint64_t)(i * loop[0].dst);
         ckpt_status status =
             n_loops > 1 ? run_full(r, loop + 1, n_loops - 1, loop[1].n, s, d)
-                        : ckpt_source_read(r->src, r->file, r->out + (d - r->lo), (size_t)r->elem,
+                        : read_file(r, r->out + (d - r->lo), (size_t)r->elem,
                                            s, r->err);
         if (status != CKPT_OK)
             return status;
@@ -591,7 +611,7 @@ static ckpt_status run_part(runner *r, const ckpt_loop *loop, int n_loops, uint6
         uint64_t a = ckpt_max_u64(dst, r->lo), b = ckpt_min_u64(dst + (uint64_t)r->elem, r->hi);
         if (a >= b)
             return CKPT_OK;
-        return ckpt_source_read(r->src, r->file, r->out + (a - r->lo), (size_t)(b - a),
+        return read_file(r, r->out + (a - r->lo), (size_t)(b - a),
                                 src + (a - dst), r->err);
     }
     if (n_loops == 1 && loop[0].src == r->elem && loop[0].dst == r->elem) {
@@ -599,7 +619,7 @@ static ckpt_status run_part(runner *r, const ckpt_loop *loop, int n_loops, uint6
         uint64_t b = ckpt_min_u64(dst + (uint64_t)(loop[0].n * r->elem), r->hi);
         if (a >= b)
             return CKPT_OK;
-        return ckpt_source_read(r->src, r->file, r->out + (a - r->lo), (size_t)(b - a),
+        return read_file(r, r->out + (a - r->lo), (size_t)(b - a),
                                 src + (a - dst), r->err);
     }
     uint64_t inner = dst_span(loop + 1, n_loops - 1, r->elem), step = (uint64_t)loop[0].dst;
@@ -648,7 +668,7 @@ static ckpt_status run_window(ckpt_source *src, const ckpt_gather *g, uint64_t l
                               uint8_t *out, uint8_t *stage, size_t stage_cap, ckpt_err *err)
 {
     int bits = ckpt_dtype_get(g->from)->bits;
-    runner r = {.src = src, .elem = bits % 8 == 0 ? bits / 8 : 1, .lo = lo, .hi = lo + n,
+    runner r = {.src = src, .g = g, .elem = bits % 8 == 0 ? bits / 8 : 1, .lo = lo, .hi = lo + n,
                 .out = out, .stage = stage, .stage_cap = stage_cap, .err = err};
     if (g->pad > 0)
         memset(out, 0, n);
@@ -660,10 +680,8 @@ static ckpt_status run_window(ckpt_source *src, const ckpt_gather *g, uint64_t l
             continue;
         r.file = c->file;
         ckpt_status status = run_part(&r, c->loop, c->n_loops, c->src, c->dst);
-        if (status != CKPT_OK) {
-            ckpt_err_frame(err, "%s", src->files[c->file].name);
+        if (status != CKPT_OK)
             return status;
-        }
     }
     return CKPT_OK;
 }

@@ -17,6 +17,12 @@ typedef struct ckpt_copies {
     size_t n, cap;
 } ckpt_copies;
 
+/* The stored (or derived) tensor that holds a canonical one. */
+const ckpt_tensor *ckpt_canon_tensor(const ckpt_source *src, const ckpt_canon *c);
+/* Row-major gather of one canonical tensor. */
+ckpt_status ckpt_gather_canon(const ckpt_source *src, const ckpt_canon *c, ckpt_arena *arena,
+                              ckpt_gather *out, ckpt_err *err) CKPT_MUST_USE;
+
 /* Append the copies that bring canonical tensor `c` into the part of it that lies in dst.
  * *bytes receives the destination bytes (source dtype) they cover. Loops live in the arena. */
 ckpt_status ckpt_gather_add(const ckpt_source *src, const ckpt_canon *c, const ckpt_dst *dst,

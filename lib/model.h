@@ -17,6 +17,7 @@ typedef struct ckpt_canon {
     const ckpt_row *row; /* NULL when extra */
     int block;           /* -1 outside blocks */
     unsigned flags;      /* CKPT_SCHEMA_* */
+    const struct ckpt_derived *derived; /* computed from other tensors; NULL = stored */
     bool extra;          /* no row matched: passed through whole under its stored name */
 } ckpt_canon;
 

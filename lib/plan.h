@@ -31,6 +31,7 @@ typedef struct ckpt_gather {
     uint64_t pad;      /* bytes of it that are zero fill */
     ckpt_dtype from, to; /* to != from: cast while gathering */
     bool swap;         /* source is big-endian */
+    const struct ckpt_derived *derived; /* what copies from CKPT_DERIVED_FILE are computed from */
 } ckpt_gather;
 
 /* Gather of a canonical tensor, row-major. */
@@ -70,6 +71,10 @@ typedef struct ckpt_convert_opts {
     uint64_t max_shard_bytes;
     bool single_file;
     const ckpt_json *foreign_config; /* an earlier configuration of the target's kind, or NULL */
+    /* Called when plan->config and plan->out.objects are settled, before files are laid out: may
+     * replace objects (a rewritten common state). NULL = nothing. */
+    ckpt_status (*before_layout)(void *self, struct ckpt_plan *plan, ckpt_err *err);
+    void *self;
 } ckpt_convert_opts;
 
 /* One canonical tensor of the result: its digest is over what is written. */
