@@ -9,14 +9,36 @@
 #define CKPT_LEAF_BYTES ((uint64_t)1 << 20) /* Merkle leaf, bytes */
 
 typedef struct ckpt_sha256 {
-    void *evp; /* EVP_MD_CTX */
+    void *evp;   /* EVP_MD_CTX */
+    bool failed; /* the provider refused an update; cleared by final */
 } ckpt_sha256;
 
-/* Incremental SHA-256. init may be called again after release. final resets for reuse. */
+/* Incremental SHA-256. init may be called again after release. final resets for reuse. Should the
+ * provider fail midway, final gives all zeros, which is no known message's digest. */
 ckpt_status ckpt_sha256_init(ckpt_sha256 *ctx, ckpt_err *err) CKPT_MUST_USE;
 void ckpt_sha256_update(ckpt_sha256 *ctx, const void *p, size_t n);
 void ckpt_sha256_final(ckpt_sha256 *ctx, uint8_t out[CKPT_SHA256_LEN]);
 void ckpt_sha256_release(ckpt_sha256 *ctx);
+
+/* Two independent incremental SHA-256 streams advanced together, for a file digest and its tensor
+ * leaves in one pass. Plain values: copy them, drop them; no release. Results equal ckpt_sha256's
+ * on every machine; available() says whether they run on the processor's SHA instructions (else
+ * on portable C, several times slower than ckpt_sha256). */
+typedef struct ckpt_sha256_stream {
+    uint32_t h[8];
+    uint8_t block[64]; /* the first `fill` bytes wait for a whole block */
+    size_t fill;
+    uint64_t total; /* bytes so far */
+} ckpt_sha256_stream;
+
+bool ckpt_sha256_stream_available(void);
+void ckpt_sha256_stream_init(ckpt_sha256_stream *s);
+/* Append pa[na] to a and pb[nb] to b, interleaved while both have whole blocks. b may be NULL if
+ * nb is 0, pa or pb if its length is 0. a and b must differ; the data may be the same. */
+void ckpt_sha256_stream_update2(ckpt_sha256_stream *a, const void *pa, size_t na,
+                                ckpt_sha256_stream *b, const void *pb, size_t nb);
+/* Leaves s ready for a new message. */
+void ckpt_sha256_stream_final(ckpt_sha256_stream *s, uint8_t out[CKPT_SHA256_LEN]);
 
 /* RFC 6962 section 2.1: leaf = SHA256(0x00 || data), node = SHA256(0x01 || left || right),
  * the empty tree is SHA256(""). */
@@ -40,11 +62,12 @@ static inline uint64_t ckpt_leaf_count(uint64_t bytes)
 void ckpt_tensor_digest(ckpt_sha256 *ctx, ckpt_dtype dtype, int rank, const int64_t *dims,
                         const uint8_t *leaves, size_t n, uint8_t out[CKPT_SHA256_LEN]);
 /* Root over tensors: RFC 6962 tree of leaves name || "\0" || tensor digest, sorted by name bytes.
- * names and digests (n * 32) are given in that order already. */
+ * names and digests (n * 32) are given in that order already.
+ * Errors: CKPT_E_FORMAT a name occurs twice; CKPT_E_INTERNAL not sorted. */
 ckpt_status ckpt_root_digest(const char *const *names, const uint8_t *digests, size_t n,
                              uint8_t out[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;
 
-/* Lower-case hex, NUL-terminated, and its strict inverse (exactly 64 digits). */
+/* Lower-case hex, NUL-terminated, and its strict inverse (exactly 64 digits, lower case). */
 void ckpt_hex(const uint8_t digest[CKPT_SHA256_LEN], char out[2 * CKPT_SHA256_LEN + 1]);
 bool ckpt_unhex(const char *hex, uint8_t out[CKPT_SHA256_LEN]);
 
