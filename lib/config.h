@@ -12,14 +12,20 @@
  *  heads                    N       attention or MLA heads
  *  q_lora_rank RQ, kv_lora_rank RK, qk_nope_dim DN, qk_rope_dim DR, v_head_dim DV
  *  mla_nope                         bool: no rotary embedding in MLA
- *  rope_theta number, rope_type, rope_scaling (object)
+ *  mla_gate "headwise"|"elementwise" (absent = none): GM = N or N*DV rows of the output gate
+ *  rope_theta number, rope_type "rope"|"yarn", rope_scaling (object, only with yarn: factor,
+ *      original_max_position_embeddings, beta_fast, beta_slow, mscale, mscale_all_dim); all three
+ *      absent when nothing rotates
  *  latent_norm              bool
  *  ffn_size                 F
  *  experts                  E       expert_ffn_size FE, shared_ffn_size FS, experts_per_token
  *  router_score "sigmoid"|"softmax", router_bias bool, router_scale number, router_groups,
- *  router_group_topk, router_normalize bool
+ *  router_group_topk (both only when there is more than one group), router_normalize bool,
+ *  shared_gate bool (only when true: the shared expert has a sigmoid gate)
  *  norm_eps number, activation "silu", tied bool, init_std number
- */
+ *
+ * Keys belong to kinds of block: a model without MoE has no router keys, and so on. Numbers that are
+ * integers are stored as integers, so 10000 and 10000.0 have one digest. */
 #ifndef CKPT_CONFIG_H
 #define CKPT_CONFIG_H
 
@@ -37,8 +43,18 @@ ckpt_status ckpt_config_complete(ckpt_json *canon, const ckpt_symtab *syms, cons
 ckpt_status ckpt_config_digest(const ckpt_json *canon, uint8_t out[CKPT_SHA256_LEN], ckpt_err *err)
     CKPT_MUST_USE;
 /* Validation rules that do not depend on a dialect (product.md, megatron-dist-ckpt.md section 6):
- * KDA key and value heads equal, safe gate needs -5 <= lower bound < 0, ranks > 0, pattern letters
- * known. Errors: CKPT_E_FORMAT naming the key. */
+ * known keys of the right type, sizes > 0, pattern letters known, safe gate needs
+ * -5 <= lower bound < 0. Errors: CKPT_E_FORMAT naming the key. */
 ckpt_status ckpt_config_check(const ckpt_json *canon, ckpt_err *err) CKPT_MUST_USE;
+
+/* Bind VP, the padded vocabulary, from a stored Megatron configuration (padded_vocab_size), such as
+ * config_write just made for the target mesh. Nothing to bind is no error. */
+ckpt_status ckpt_config_padded_vocab(const ckpt_json *stored, ckpt_symtab *syms, ckpt_err *err)
+    CKPT_MUST_USE;
+/* Say the element type of the weights ("float32" "bfloat16" "float16") in a stored configuration:
+ * dtype (and torch_dtype if it is there) for Hugging Face, params_dtype, bf16 and fp16 for Megatron.
+ * A field that says so already is left as it is. The canonical configuration does not have it. */
+ckpt_status ckpt_config_set_dtype(ckpt_json *stored, ckpt_config_kind kind, const char *dtype,
+                                  ckpt_err *err) CKPT_MUST_USE;
 
 #endif
