@@ -191,7 +191,6 @@ static void set_dtype(const call *c, bool v3, ckpt_pkl_tensor *out)
     const ckpt_pkl *id = is_kind(out->storage, CKPT_PKL_PERSID) ? out->storage->items[0] : NULL;
     const ckpt_pkl *cls = ckpt_pkl_arg(id, 1);
     const ckpt_pkl *dtype = v3 ? ckpt_pkl_arg(c->args, 6) : NULL;
-    out->untyped = v3;
     if (v3 &&
         (!is_kind(dtype, CKPT_PKL_GLOBAL) || !ckpt_dtype_from_torch(dtype->name, &out->dtype)))
         out->what = is_kind(dtype, CKPT_PKL_GLOBAL) ? dtype->name : "untyped";

@@ -155,58 +155,77 @@ bool ckpt_pkl_global_known(const char *module, const char *name)
 typedef struct walk {
     const ckpt_pkl **stack;
     size_t n, cap;
-    uint8_t *seen;
+    uint8_t *seen; /* by node id */
     uint32_t n_nodes;
+    ckpt_err *err;
 } walk;
 
-static ckpt_status visit(walk *w, const ckpt_pkl *p, ckpt_err *err)
+static ckpt_status enqueue(walk *w, const ckpt_pkl *p)
 {
     if (!p || p->id >= w->n_nodes || w->seen[p->id])
         return CKPT_OK;
     w->seen[p->id] = 1;
-    ckpt_status status = ckpt_grow((void **)&w->stack, &w->cap, w->n + 1, sizeof *w->stack, err);
+    ckpt_status status = ckpt_grow((void **)&w->stack, &w->cap, w->n + 1, sizeof *w->stack, w->err);
     if (status == CKPT_OK)
         w->stack[w->n++] = p;
     return status;
 }
 
-static ckpt_status visit_children(walk *w, const ckpt_pkl *p, ckpt_err *err)
+static ckpt_status enqueue_children(walk *w, const ckpt_pkl *p)
 {
     ckpt_status status = CKPT_OK;
     for (size_t i = 0; status == CKPT_OK && i < p->n_items; i++)
-        status = visit(w, p->items[i], err);
+        status = enqueue(w, p->items[i]);
     if (p->kind != CKPT_PKL_OBJECT)
         return status;
     for (size_t i = 0; status == CKPT_OK && i < p->n_pairs; i++)
-        status = visit(w, p->pairs[i], err);
+        status = enqueue(w, p->pairs[i]);
     const ckpt_pkl *rest[] = {p->state, p->kwargs, p->args, p->callable};
     for (size_t i = 0; status == CKPT_OK && i < sizeof rest / sizeof *rest; i++)
-        status = visit(w, rest[i], err);
+        status = enqueue(w, rest[i]);
     return status;
+}
+
+ckpt_status ckpt_pkl_walk(const ckpt_pkl *root, uint32_t n_nodes, ckpt_pkl_visitor visit,
+                          void *context, ckpt_err *err)
+{
+    walk w = {.n_nodes = n_nodes, .seen = calloc((size_t)n_nodes + 1, 1), .err = err};
+    ckpt_status status = w.seen
+                             ? enqueue(&w, root)
+                             : ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %u nodes", n_nodes);
+    while (status == CKPT_OK && w.n) {
+        const ckpt_pkl *p = w.stack[--w.n];
+        status = visit(context, p);
+        if (status == CKPT_OK)
+            status = enqueue_children(&w, p);
+    }
+    free(w.stack);
+    free(w.seen);
+    return status;
+}
+
+typedef struct search {
+    ckpt_arena *arena;
+    const char *found;
+} search;
+
+static ckpt_status check_global(void *context, const ckpt_pkl *p)
+{
+    search *s = context;
+    if (p->kind != CKPT_PKL_GLOBAL || ckpt_pkl_global_known(p->str, p->name))
+        return CKPT_OK;
+    s->found = ckpt_arena_printf(s->arena, "%s.%s", p->str, p->name);
+    return CKPT_E_UNSUPPORTED;
 }
 
 const char *ckpt_pkl_unknown_global(const ckpt_pkl *p, uint32_t n_nodes, ckpt_arena *arena,
                                     ckpt_err *err)
 {
+    search s = {.arena = arena};
     if (!p || p->unknown)
         return p ? p->unknown : NULL;
-    walk w = {.n_nodes = n_nodes, .seen = ckpt_arena_alloc(arena, n_nodes)};
+    if (ckpt_pkl_walk(p, n_nodes, check_global, &s, err) == CKPT_OK)
+        return NULL;
     /* Out of memory must not read as "nothing unknown". */
-    const char *found = "(out of memory)";
-    if (!w.seen || visit(&w, p, err) != CKPT_OK)
-        goto done;
-    while (w.n) {
-        const ckpt_pkl *node = w.stack[--w.n];
-        if (node->kind == CKPT_PKL_GLOBAL && !ckpt_pkl_global_known(node->str, node->name)) {
-            const char *text = ckpt_arena_printf(arena, "%s.%s", node->str, node->name);
-            found = text ? text : found;
-            goto done;
-        }
-        if (visit_children(&w, node, err) != CKPT_OK)
-            goto done;
-    }
-    found = NULL;
-done:
-    free(w.stack);
-    return found;
+    return s.found ? s.found : "(out of memory)";
 }

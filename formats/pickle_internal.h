@@ -10,6 +10,15 @@
 /* Is module.name one of the inert classes that checkpoints are made of? */
 bool ckpt_pkl_global_known(const char *module, const char *name);
 
+/* Visit every node reachable from root once, in no particular order, without recursion. The walk
+ * ends at the first status other than CKPT_OK. Errors: CKPT_E_NOMEM. */
+typedef ckpt_status (*ckpt_pkl_visitor)(void *context, const ckpt_pkl *p);
+ckpt_status ckpt_pkl_walk(const ckpt_pkl *root, uint32_t n_nodes, ckpt_pkl_visitor visit,
+                          void *context, ckpt_err *err) CKPT_MUST_USE;
+
+/* Text of a dictionary key: a string as it is (cut at 4096 bytes), 5 as "5", (1, 'a') as "(1, a)". */
+void ckpt_pkl_key_text(const ckpt_pkl *p, ckpt_buf *out);
+
 /* Argument i of a call, or of a tuple or list; NULL if there is none. */
 const ckpt_pkl *ckpt_pkl_arg(const ckpt_pkl *p, size_t i);
 /* The bytes behind a BYTES node or the protocol-2 spelling _codecs.encode(text, 'latin1') and
@@ -22,7 +31,6 @@ typedef struct ckpt_pkl_tensor {
     const ckpt_pkl *storage; /* PERSID ('storage', class, key, location, numel[, view]) */
     const ckpt_pkl *offset, *size, *stride;
     ckpt_dtype dtype;
-    bool untyped; /* numel of the storage counts bytes */
 } ckpt_pkl_tensor;
 
 /* Is p a torch tensor of any kind? Parameters and attributed plain tensors are unwrapped. */

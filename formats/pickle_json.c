@@ -184,6 +184,11 @@ static void joined(const ckpt_pkl *p, int depth, ckpt_buf *out)
     ckpt_buf_puts(out, p->n_items ? ")" : "()");
 }
 
+void ckpt_pkl_key_text(const ckpt_pkl *p, ckpt_buf *out)
+{
+    key_text(p, 0, out);
+}
+
 typedef struct member {
     char *key; /* malloc'd; NULL when a later duplicate replaces it */
     size_t index;

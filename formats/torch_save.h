@@ -20,6 +20,7 @@ typedef struct ckpt_pt_tensor {
 
 typedef struct ckpt_pt {
     ckpt_pkl *root;
+    uint64_t pickle_offset, pickle_length; /* of the root pickle as stored, absolute in the file */
     uint32_t n_nodes;
     bool legacy;
     bool big_endian;
@@ -27,11 +28,14 @@ typedef struct ckpt_pt {
 } ckpt_pt;
 
 /* Open an item at [base, base+length) of files[file]: parse its pickle and storage table, reading
- * no payload. Deflated storages: CKPT_E_UNSUPPORTED. Everything lives in the arena. */
+ * no payload. Everything lives in the arena. Errors: CKPT_E_FORMAT; CKPT_E_UNSUPPORTED for deflated
+ * storages, TorchScript archives and the tar format that preceded the legacy stream. */
 ckpt_status ckpt_pt_open(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
                          ckpt_arena *arena, ckpt_pt *pt, ckpt_err *err) CKPT_MUST_USE;
 /* If node is a plain strided tensor (also Parameter and attributed wrappers around one), resolve
- * and validate it: bounds offset + sum((size-1)*stride) < numel, numel * itemsize <= record size.
+ * and validate it: bounds offset + sum((size-1)*stride) < numel, and the storage's numel * itemsize
+ * equal to the record's size (a rest smaller than one element is allowed).
+ * torch's float4_e2m1fn_x2 counts pairs; F4 dims and strides here count elements.
  * *is_tensor false: not a tensor, or one of a kind that is not decoded (sparse, quantised,
  * nested, meta); *what then names the kind or is NULL. */
 ckpt_status ckpt_pt_tensor_of(const ckpt_pt *pt, const ckpt_pkl *node, ckpt_arena *arena,
