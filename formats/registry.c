@@ -213,7 +213,12 @@ done:
 /* Name the path unless the message starts with it already (it may go on to a file below). */
 static void frame_path(ckpt_err *err, const char *path)
 {
-    if (err != NULL && strncmp(err->text, path, strlen(path)) != 0)
+    if (err == NULL)
+        return;
+    size_t n = strlen(path);
+    bool named = strncmp(err->text, path, n) == 0 &&
+                 (err->text[n] == ':' || err->text[n] == '/' || (n > 0 && path[n - 1] == '/'));
+    if (!named)
         ckpt_err_frame(err, "%s", path);
 }
 
