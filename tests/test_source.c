@@ -509,6 +509,33 @@ START_TEST(source_open_bad_paths_are_named)
 }
 END_TEST
 
+START_TEST(source_open_two_candidates_ask_for_a_choice)
+{
+    ckpt_source src;
+    ckpt_err err = {0};
+    (void)put(".metadata", "x", 1);
+    (void)put("model.safetensors", "x", 1);
+    ck_assert_int_eq(ckpt_source_open(&src, dir, NULL, &err), CKPT_E_USAGE);
+    ck_assert_msg(strstr(err.text, ": may be safetensors and torch_dist: choose one with --from"),
+                  "%s", err.text);
+    ckpt_open_opts opts = {.iteration = -1, .container = "safetensors"};
+    ck_assert_int_eq(ckpt_source_open(&src, dir, &opts, &err), CKPT_E_FORMAT);
+    ck_assert_msg(strstr(err.text, "model.safetensors") != NULL, "%s", err.text);
+}
+END_TEST
+
+START_TEST(source_open_pointer_among_shards_is_named)
+{
+    ckpt_source src;
+    ckpt_err err = {0};
+    (void)put("model-00001-of-00001.safetensors", LFS, sizeof LFS - 1);
+    ck_assert_int_eq(ckpt_source_open(&src, dir, NULL, &err), CKPT_E_FORMAT);
+    ck_assert_msg(strstr(err.text, "/model-00001-of-00001.safetensors: Git LFS pointer"), "%s",
+                  err.text);
+    ck_assert_ptr_null(src.files);
+}
+END_TEST
+
 static const struct {
     const char *path, *container;
 } fixtures[] = {
@@ -560,6 +587,8 @@ Suite *suite_source(void)
     tcase_add_loop_test(t, source_open_says_what_was_found_instead, 0,
                         (int)(sizeof refused / sizeof refused[0]));
     tcase_add_test(t, source_open_bad_paths_are_named);
+    tcase_add_test(t, source_open_two_candidates_ask_for_a_choice);
+    tcase_add_test(t, source_open_pointer_among_shards_is_named);
     tcase_add_loop_test(t, source_open_real_checkpoints_are_recognised, 0,
                         (int)(sizeof fixtures / sizeof fixtures[0]));
     suite_add_tcase(s, t);
