@@ -373,8 +373,8 @@ static ckpt_status bind_dim(const ckpt_view_in *in, const parsed_view *v, int fi
         return CKPT_OK;
     const factor *f = &v->f[open];
     /* 2*X or X*2+Y with one unbound X: solve only the product form. */
-    const char *name;
-    size_t len;
+    const char *name = NULL;
+    size_t len = 0;
     if (expr_unbound(in->syms, f->size, f->size_n, &name, &len) != 1 ||
         memchr(f->size, '+', f->size_n) != NULL)
         return CKPT_OK;

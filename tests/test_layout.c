@@ -1,0 +1,329 @@
+/* Patterns, expressions, views, and how a mesh cuts what they describe. */
+#include "layout.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+static ckpt_symtab symbols(void)
+{
+    ckpt_symtab t = {0};
+    ck_assert(ckpt_sym_set(&t, "F", 6));
+    ck_assert(ckpt_sym_set(&t, "H", 5));
+    ck_assert(ckpt_sym_set(&t, "E", 4));
+    ck_assert(ckpt_sym_set(&t, "V", 10));
+    ck_assert(ckpt_sym_set(&t, "G", 2));
+    ck_assert(ckpt_sym_set(&t, "R", 3));
+    ck_assert(ckpt_sym_set(&t, "D", 2));
+    return t;
+}
+
+START_TEST(expression_sums_and_products_evaluate)
+{
+    static const struct {
+        const char *text;
+        int64_t want; /* -1: refused */
+    } rows[] = {
+        {"7",                                 7 },
+        {"F",                                 6 },
+        {"2*F",                               12},
+        {"R+2",                               5 },
+        {"2*F+R*D",                           18},
+        {"X",                                 -1},
+        {"2*",                                -1},
+        {"",                                  -1},
+        {"F-1",                               -1},
+        {"9223372036854775807*F",             -1},
+        {"99999999999999999999",              -1},
+        {"9223372036854775807+9223372036854", -1},
+    };
+    ckpt_symtab t = symbols();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int64_t v = -1;
+        bool ok = ckpt_expr_eval(&t, rows[i].text, strlen(rows[i].text), &v);
+        ck_assert_msg(ok == (rows[i].want >= 0), "%s", rows[i].text);
+        if (ok)
+            ck_assert_int_eq(v, rows[i].want);
+    }
+}
+END_TEST
+
+START_TEST(pattern_indices_match_and_format)
+{
+    static const struct {
+        const char *pattern, *name;
+        int64_t l, e; /* l = -2: no match */
+    } rows[] = {
+        {"a.weight",            "a.weight",         -1, -1},
+        {"layers.{l}.w",        "layers.12.w",      12, -1},
+        {"layers.{l}.w",        "layers.012.w",     -2, -1},
+        {"layers.{l}.w",        "layers..w",        -2, -1},
+        {"layers.{l}.w",        "layers.-1.w",      -2, -1},
+        {"layers.{l}.w",        "layers.1.wx",      -2, -1},
+        {"layers.{l}.w",        "layers.9999999999.w", -2, -1},
+        {"blocks.{2l+1}.x",     "blocks.7.x",       3,  -1},
+        {"blocks.{2l+1}.x",     "blocks.6.x",       -2, -1},
+        {"blocks.{2l}.x",       "blocks.6.x",       3,  -1},
+        {"l.{l}.e.{e}.up",      "l.3.e.41.up",      3,  41},
+        {"l.{l}.again.{l}",     "l.3.again.4",      -2, -1},
+        {"l.{l}.again.{l}",     "l.3.again.3",      3,  -1},
+    };
+    ckpt_arena arena = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int64_t l, e;
+        bool hit = ckpt_pattern_match(rows[i].pattern, rows[i].name, &l, &e);
+        ck_assert_msg(hit == (rows[i].l != -2), "%s ~ %s", rows[i].pattern, rows[i].name);
+        if (!hit)
+            continue;
+        ck_assert_int_eq(l, rows[i].l);
+        ck_assert_int_eq(e, rows[i].e);
+        ck_assert_str_eq(ckpt_pattern_format(&arena, rows[i].pattern, l, e), rows[i].name);
+    }
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
+static ckpt_status build(const char *view, int64_t e, int rank, const int64_t *dims,
+                         ckpt_symtab *syms, ckpt_arena *arena, ckpt_view_out *out, ckpt_err *err)
+{
+    ckpt_view_in in = {.view = view, .e = e, .rank = rank, .dims = dims, .syms = syms};
+    return ckpt_view_build(&in, arena, out, err);
+}
+
+START_TEST(view_written_has_the_expected_shape_and_box)
+{
+    static const struct {
+        const char *view;
+        int rank;
+        int64_t dims[4];
+        int axis; /* the axis to look at */
+        int64_t lo, len;
+    } rows[] = {
+        {"F | H",                        2, {6, 5},     0, 0, 6 },
+        {"2=1@unit F@tp | H",            2, {12, 5},    0, 1, 1 },
+        {"E=e@ep | 2=0@unit F@etp | H",  3, {4, 12, 5}, 0, 3, 1 },
+        {"V<16@tp | H",                  2, {16, 5},    0, 0, 10},
+        {"V<VP@tp | H",                  2, {10, 5},    0, 0, 10},
+        {"G R+2[0:R] D | H",             2, {20, 5},    1, 0, 3 },
+        {"G R+2[R:R+1] D | H",           2, {20, 5},    1, 3, 1 },
+        {"1 | 1 | G | 1",                4, {1, 1, 2, 1}, 2, 0, 2},
+    };
+    ckpt_arena arena = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ckpt_symtab t = symbols();
+        ckpt_view_out out;
+        ckpt_err err = {0};
+        ck_assert_msg(build(rows[i].view, 3, 0, NULL, &t, &arena, &out, &err) == CKPT_OK, "%s: %s",
+                      rows[i].view, err.text);
+        ck_assert_int_eq(out.rank, rows[i].rank);
+        for (int d = 0; d < out.rank; d++)
+            ck_assert_int_eq(out.dims[d], rows[i].dims[d]);
+        ck_assert_int_eq(out.map.axis[rows[i].axis].lo, rows[i].lo);
+        ck_assert_int_eq(out.map.axis[rows[i].axis].len, rows[i].len);
+        ck_assert_int_eq(ckpt_view_rank(rows[i].view), out.rank);
+    }
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
+START_TEST(view_read_binds_what_a_shape_determines)
+{
+    ckpt_arena arena = {0};
+    ckpt_err err = {0};
+    ckpt_symtab t = {0};
+    ckpt_view_out out;
+    int64_t fc1[] = {192, 64}, heads[] = {128, 64}, a_log[] = {4}, bad[] = {130, 64};
+    ck_assert_int_eq(build("2=0 F | H", -1, 2, fc1, &t, &arena, &out, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_sym_get(&t, "F", 1), 96);
+    ck_assert_int_eq(ckpt_sym_get(&t, "H", 1), 64);
+    /* two unknown whole factors merge into one axis that keeps the first one's cut */
+    ck_assert_int_eq(build("NK@tp A | H", -1, 2, heads, &t, &arena, &out, &err), CKPT_OK);
+    ck_assert_int_eq(out.map.n, 2);
+    ck_assert_int_eq(out.map.axis[0].size, 128);
+    ck_assert_int_eq(out.map.axis[0].cut, CKPT_CUT_TP);
+    ck_assert_int_eq(ckpt_sym_get(&t, "A", 1), 0);
+    ck_assert_int_eq(build("NK@tp", -1, 1, a_log, &t, &arena, &out, &err), CKPT_OK);
+    ck_assert_int_eq(build("NK@tp A | H", -1, 2, heads, &t, &arena, &out, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_sym_get(&t, "A", 1), 32);
+    ck_assert_int_eq(out.map.n, 3);
+    ck_assert_int_eq(build("NK A | H", -1, 2, bad, &t, &arena, &out, &err), CKPT_E_FORMAT);
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
+START_TEST(view_that_does_not_parse_is_refused)
+{
+    static const char *const bad[] = {"",       "|",      "F |",      "F | | H", "F@xx",
+                                      "F[0:2",  "F[:2]",  "F[0]",     "F=",      "F<",
+                                      "@tp F",  "F @ep",  "F=9 | H",  "F[4:2]",  "F[0:99]"};
+    ckpt_arena arena = {0};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        ckpt_symtab t = symbols();
+        ckpt_view_out out;
+        ckpt_err err = {0};
+        ck_assert_msg(build(bad[i], 0, 0, NULL, &t, &arena, &out, &err) != CKPT_OK, "'%s'", bad[i]);
+        ck_assert(err.text[0] != '\0');
+    }
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
+/* ---- cutting ----------------------------------------------------------------------------------- */
+
+static ckpt_mesh mesh(int tp, int pp, int ep, int etp)
+{
+    ckpt_mesh m = {tp, pp, ep, etp, 1, 1};
+    ck_assert_int_eq(ckpt_mesh_resolve(&m, NULL), CKPT_OK);
+    return m;
+}
+
+typedef struct cut_row {
+    const char *view;
+    int tp, ep, etp;
+    int n;
+    int chunk; /* to look at */
+    int64_t lo[3], len[3];
+    int owner;
+} cut_row;
+
+START_TEST(cut_chunks_lie_where_megatron_puts_them)
+{
+    static const cut_row rows[] = {
+        {"F@tp | H",                     2, 1, 0, 2,  1, {3, 0},    {3, 5},    1},
+        {"H | F@tp",                     3, 1, 0, 3,  2, {0, 4},    {5, 2},    2},
+        {"F | H",                        2, 1, 0, 1,  0, {0, 0},    {6, 5},    0},
+        {"2=0@unit F@tp | H",            2, 1, 0, 4,  2, {6, 0},    {3, 5},    0},
+        {"2=0@unit F@tp | H",            2, 1, 0, 4,  3, {9, 0},    {3, 5},    1},
+        {"E=e@ep | 2=0@unit F@etp | H",  2, 2, 0, 16, 15, {3, 9, 0}, {1, 3, 5}, 3},
+        {"E=e@ep | 2=0@unit F@etp | H",  1, 4, 1, 8,  5, {2, 6, 0}, {1, 6, 5}, 2},
+        {"E=e@ep | H | F@etp",           2, 2, 1, 4,  3, {3, 0, 0}, {1, 5, 6}, 1},
+        {"G R+2[0:R] D @tp | H",         4, 1, 0, 4,  1, {5, 0},    {5, 5},    1},
+        {"G@tp R+2[0:R] D | H",          2, 1, 0, 2,  1, {10, 0},   {10, 5},   1},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const cut_row *r = &rows[i];
+        ckpt_arena arena = {0};
+        ckpt_symtab t = symbols();
+        ckpt_err err = {0};
+        ckpt_view_out out;
+        ckpt_out_chunk *chunks;
+        size_t n;
+        ckpt_mesh m = mesh(r->tp, 1, r->ep, r->etp);
+        ck_assert_int_eq(build(r->view, 0, 0, NULL, &t, &arena, &out, &err), CKPT_OK);
+        ckpt_status status = ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks,
+                                            &n, &err);
+        ck_assert_msg(status == CKPT_OK, "%s: %s", r->view, err.text);
+        ck_assert_msg((int)n == r->n, "%s: %zu chunks", r->view, n);
+        for (int d = 0; d < out.rank; d++) {
+            ck_assert_msg(chunks[r->chunk].lo[d] == r->lo[d], "%s: lo[%d] %lld", r->view, d,
+                          (long long)chunks[r->chunk].lo[d]);
+            ck_assert_int_eq(chunks[r->chunk].len[d], r->len[d]);
+        }
+        ck_assert_msg(chunks[r->chunk].owner == r->owner, "%s: owner %d", r->view,
+                      chunks[r->chunk].owner);
+        ckpt_arena_free(&arena);
+    }
+}
+END_TEST
+
+START_TEST(cut_indivisible_sizes_name_the_size_and_the_group)
+{
+    static const struct {
+        const char *view;
+        int tp, ep, etp;
+        const char *text;
+    } rows[] = {
+        {"F@tp | H",                    4, 1, 0, "gate/up dim 6 is not divisible by TP 4"},
+        {"2=0@unit F@tp | H",           5, 1, 0, "gate/up dim 6 is not divisible by TP 5"},
+        {"E=e@ep | H",                  1, 3, 0, "experts 4 is not divisible by EP 3"    },
+        {"E=e@ep | H | F@etp",          1, 1, 4, "gate/up dim 6 is not divisible by ETP 4"},
+        {"G R+2[0:R] D @tp | H",        3, 1, 0, "G 20 is not divisible by TP 3"         },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ckpt_arena arena = {0};
+        ckpt_symtab t = symbols();
+        ckpt_err err = {0};
+        ckpt_view_out out;
+        ckpt_out_chunk *chunks;
+        size_t n;
+        ckpt_mesh m = mesh(rows[i].tp, 1, rows[i].ep, rows[i].etp);
+        ck_assert_int_eq(build(rows[i].view, 0, 0, NULL, &t, &arena, &out, &err), CKPT_OK);
+        ck_assert_int_eq(ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks, &n,
+                                        &err),
+                         CKPT_E_USAGE);
+        ck_assert_str_eq(err.text, rows[i].text);
+        ckpt_arena_free(&arena);
+    }
+}
+END_TEST
+
+START_TEST(mesh_ranks_and_stages_count_as_megatron_counts)
+{
+    static const struct {
+        int tp, pp, ep, etp, world;
+    } rows[] = {
+        {1, 1, 1, 0, 1},
+        {2, 1, 2, 0, 4},
+        {2, 2, 1, 0, 4},
+        {4, 1, 2, 1, 4},
+        {2, 1, 3, 1, 6},
+        {2, 3, 4, 2, 24},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ckpt_mesh m = mesh(rows[i].tp, rows[i].pp, rows[i].ep, rows[i].etp);
+        ck_assert_int_eq(ckpt_mesh_world(&m), rows[i].world);
+    }
+    ckpt_mesh m = mesh(1, 2, 1, 0), bad = {0, 1, 1, 1, 1, 1};
+    ckpt_err err = {0};
+    ck_assert_int_eq(ckpt_mesh_stage(&m, 3, 8), 0);
+    ck_assert_int_eq(ckpt_mesh_stage(&m, 4, 8), 1);
+    ck_assert_int_eq(ckpt_mesh_check_blocks(&m, 7, &err), CKPT_E_USAGE);
+    ck_assert_str_eq(err.text, "7 blocks are not divisible by PP 2");
+    ck_assert_int_eq(ckpt_mesh_resolve(&bad, &err), CKPT_E_USAGE);
+    ck_assert_str_eq(err.text, "TP is 0, must be at least 1");
+}
+END_TEST
+
+START_TEST(sequence_cuts_cover_every_token_once)
+{
+    for (int n = 1; n <= 4; n++)
+        for (int zigzag = 0; zigzag < 2; zigzag++) {
+            int seen[48] = {0};
+            for (int r = 0; r < n; r++) {
+                ckpt_span span[2];
+                int spans;
+                ck_assert_int_eq(ckpt_shard_sequence(48, r, n, zigzag, span, &spans, NULL),
+                                 CKPT_OK);
+                for (int k = 0; k < spans; k++)
+                    for (int64_t i = 0; i < span[k].len; i++)
+                        seen[span[k].lo + i]++;
+            }
+            for (int i = 0; i < 48; i++)
+                ck_assert_int_eq(seen[i], 1);
+        }
+    ckpt_span span[2];
+    int spans;
+    ck_assert_int_eq(ckpt_shard_sequence(48, 1, 4, true, span, &spans, NULL), CKPT_OK);
+    ck_assert_int_eq(span[0].lo, 6);
+    ck_assert_int_eq(span[1].lo, 36);
+    ck_assert_int_eq(ckpt_shard_sequence(50, 0, 4, true, span, &spans, NULL), CKPT_E_USAGE);
+}
+END_TEST
+
+Suite *suite_layout(void)
+{
+    Suite *s = suite_create("layout");
+    TCase *c = tcase_create("tables");
+    tcase_set_timeout(c, 30);
+    tcase_add_test(c, expression_sums_and_products_evaluate);
+    tcase_add_test(c, pattern_indices_match_and_format);
+    tcase_add_test(c, view_written_has_the_expected_shape_and_box);
+    tcase_add_test(c, view_read_binds_what_a_shape_determines);
+    tcase_add_test(c, view_that_does_not_parse_is_refused);
+    tcase_add_test(c, cut_chunks_lie_where_megatron_puts_them);
+    tcase_add_test(c, cut_indivisible_sizes_name_the_size_and_the_group);
+    tcase_add_test(c, mesh_ranks_and_stages_count_as_megatron_counts);
+    tcase_add_test(c, sequence_cuts_cover_every_token_once);
+    suite_add_tcase(s, c);
+    return s;
+}
