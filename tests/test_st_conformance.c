@@ -161,17 +161,17 @@ static const struct {
     size_t n;
     const char *message;
 } prefixes[] = {
-    {1, "", 0, "empty file"},
-    {2, "\0\0\0\0\0\0\0", 7, "file of 7 bytes is too short for the 8-byte header length"},
-    {3, "\0\0\0\0\0\0\0\0", 8, "expected '{', found the end of the header"},
-    {4, "\x3c\0\0\0\0\0\0\0", 8, "header of 60 bytes ends past the end of the file (8 bytes)"},
+    {1, "",                                                                0,  "empty file"                                                   },
+    {2, "\0\0\0\0\0\0\0",                                                  7,  "file of 7 bytes is too short for the 8-byte header length"    },
+    {3, "\0\0\0\0\0\0\0\0",                                                8,  "expected '{', found the end of the header"                    },
+    {4, "\x3c\0\0\0\0\0\0\0",                                              8,  "header of 60 bytes ends past the end of the file (8 bytes)"   },
     {5, "\x3c\0\0\0\0\xff\xff\xff" BASIC "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 84,
-     "header length 18446742974197923900 exceeds the limit of 100000000 bytes"},
-    {6, "\0\xe1\xf5\x05\0\0\0\0{}", 10, "header of 100000000 bytes ends past the end"},
-    {7, "\1\xe1\xf5\x05\0\0\0\0{}", 10,
-     "header length 100000001 exceeds the limit of 100000000 bytes"},
-    {8, "\1\0\0\0\0\0\0\0\xff", 9, "header byte 0: invalid UTF-8 (byte 0xff)"},
-    {9, "\1\0\0\0\0\0\0\0{", 9, "header byte 1: expected a string, found the end of the header"},
+     "header length 18446742974197923900 exceeds the limit of 100000000 bytes"                                                                },
+    {6, "\0\xe1\xf5\x05\0\0\0\0{}",                                        10, "header of 100000000 bytes ends past the end"                  },
+    {7, "\1\xe1\xf5\x05\0\0\0\0{}",                                        10,
+     "header length 100000001 exceeds the limit of 100000000 bytes"                                                                           },
+    {8, "\1\0\0\0\0\0\0\0\xff",                                            9,  "header byte 0: invalid UTF-8 (byte 0xff)"                     },
+    {9, "\1\0\0\0\0\0\0\0{",                                               9,  "header byte 1: expected a string, found the end of the header"},
 };
 
 START_TEST(prefix_row_is_refused)
@@ -201,8 +201,13 @@ END_TEST
 static const struct {
     int depth;
     ckpt_status want;
-} depths[] = {{120, CKPT_OK}, {125, CKPT_OK}, {126, CKPT_E_FORMAT}, {200, CKPT_E_FORMAT},
-              {100000, CKPT_E_FORMAT}};
+} depths[] = {
+    {120,    CKPT_OK      },
+    {125,    CKPT_OK      },
+    {126,    CKPT_E_FORMAT},
+    {200,    CKPT_E_FORMAT},
+    {100000, CKPT_E_FORMAT}
+};
 
 START_TEST(extra_field_nested_deep_has_expected_verdict)
 {
@@ -276,10 +281,8 @@ Suite *suite_st_conformance(void)
     TCase *tc = tcase_create("table");
     tcase_set_timeout(tc, 30);
     tcase_add_checked_fixture(tc, scratch_make, scratch_remove);
-    tcase_add_loop_test(tc, header_row_has_expected_verdict, 0,
-                        (int)(sizeof rows / sizeof *rows));
-    tcase_add_loop_test(tc, prefix_row_is_refused, 0,
-                        (int)(sizeof prefixes / sizeof *prefixes));
+    tcase_add_loop_test(tc, header_row_has_expected_verdict, 0, (int)(sizeof rows / sizeof *rows));
+    tcase_add_loop_test(tc, prefix_row_is_refused, 0, (int)(sizeof prefixes / sizeof *prefixes));
     tcase_add_test(tc, bool_byte_2_is_accepted);
     tcase_add_loop_test(tc, extra_field_nested_deep_has_expected_verdict, 0,
                         (int)(sizeof depths / sizeof *depths));
