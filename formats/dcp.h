@@ -1,0 +1,58 @@
+/* PyTorch Distributed Checkpoint directories, plain and as Megatron-Core `torch_dist`.
+ *
+ * Byte layout: .metadata is one pickle of torch.distributed.checkpoint.metadata.Metadata; every
+ * __R_N.distcp file is a plain concatenation of torch.save items. Source: torch-formats.md sections
+ * 1, 2, 4; megatron-dist-ckpt.md section 1. */
+#ifndef CKPT_DCP_H
+#define CKPT_DCP_H
+
+#include "source.h"
+
+/* Name of the object that holds the common state, and of its older file form. */
+#define CKPT_DCP_COMMON_OBJECT "common_state/shard_0_1"
+#define CKPT_DCP_COMMON_FILE "common.pt"
+#define CKPT_DCP_TRACKER "latest_checkpointed_iteration.txt"
+
+extern const ckpt_container ckpt_torch_dist; /* dcp.c; name "torch_dist" */
+
+/* Read the source's common state, replace or insert the members of `args` (NULL: change nothing)
+ * and write it as the payload of the common-state object (torch.save of a one-element list).
+ * Members that keep their JSON value keep their pickled form, so enums and dtypes survive. Use the
+ * result as an in-memory out object named CKPT_DCP_COMMON_OBJECT: ckpt_torch_dist.layout() needs
+ * the bytes to derive common.pt, and refuses a common-state object given as a file range.
+ * Errors: CKPT_E_FORMAT no or damaged common state; CKPT_E_UNSUPPORTED a common state that is not
+ * a zip item. */
+ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
+                                      ckpt_buf *object_payload, ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- shared by dcp*.c --------------------------------------------------------------------- */
+
+/* Rewrite a torch.save item holding a common state (a dict, or a list of one dict): as_list chooses
+ * the form written; args as above. */
+ckpt_status ckpt_dcp_repack(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
+                            bool as_list, const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
+    CKPT_MUST_USE;
+/* The same for an item in memory. */
+ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list,
+                                  ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
+/* A new common state from args alone. */
+ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, bool as_list,
+                                ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
+
+/* Where a checkpoint lies. */
+typedef struct ckpt_dcp_place {
+    const char *dir;        /* directory holding .metadata */
+    int64_t from_tracker;   /* iteration named by the tracker; -1 release, -2 no tracker used */
+    int64_t from_dir;       /* iteration of an iter_N directory; -1 release, -2 neither */
+    bool in_root;           /* found through a save root */
+} ckpt_dcp_place;
+
+int ckpt_dcp_probe(const ckpt_probe *probe);
+/* Resolve a directory, iteration directory or save root. iteration -1: the newest complete. */
+ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iteration,
+                            ckpt_dcp_place *place, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_dcp_open(ckpt_source *src, const ckpt_open_opts *opts, ckpt_err *err)
+    CKPT_MUST_USE;
+ckpt_status ckpt_dcp_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;
+
+#endif
