@@ -96,7 +96,7 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 $(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Itests -Itests/gen -I$(BUILD) \
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Wno-missing-prototypes -Itests -Itests/gen -I$(BUILD) \
 	    -DCKPT_FIXTURES='"$(FIXTURES)"' -MMD -MP -c -o $@ $<
 
 FIXTURES ?= fixtures

@@ -469,7 +469,11 @@ static void mg_model(synth_model *m, const synth_sizes *s)
         } else if (kind == 'E') {
             mg_moe(m, s, l);
         } else {
-            add(m, s->dtype, D1(s->hidden), MG("mlp.linear_fc1.layer_norm_weight"), l);
+            /* Transformer Engine fuses norms into the linears that follow, everywhere or nowhere. */
+            add(m, s->dtype, D1(s->hidden),
+                s->latent_fused ? MG("mlp.linear_fc1.layer_norm_weight")
+                                : MG("pre_mlp_layernorm.weight"),
+                l);
             add(m, s->dtype, D2(2 * s->ffn, s->hidden), MG("mlp.linear_fc1.weight"), l);
             add(m, s->dtype, D2(s->hidden, s->ffn), MG("mlp.linear_fc2.weight"), l);
         }
@@ -542,6 +546,7 @@ static void random_hf(synth_model *m, synth_rng *rng)
     s.layers = 1 + (int)synth_below(rng, 4);
     s.dense = (int)synth_below(rng, (uint64_t)s.layers + 1);
     s.rq = 0;
+    s.topk = 2; /* Megatron does not normalise the weight of a single expert, as this model does */
     for (int l = 0; l < s.layers; l++) {
         mixers[l] = synth_below(rng, 3) == 0 ? '+' : 'K';
         m->pattern[2 * l] = mixers[l];

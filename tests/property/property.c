@@ -309,19 +309,17 @@ done:
     return status;
 }
 
-/* Plain DCP at A, at B, and back to safetensors with the stored names. */
-static ckpt_status through_dcp(run *r, const stage *source, ckpt_mesh a, ckpt_mesh b,
-                               uint64_t max_shard, stage **out, ckpt_err *err)
+/* Plain DCP with the stored names (which say nothing of a mesh), twice, and back to safetensors. */
+static ckpt_status through_dcp(run *r, const stage *source, uint64_t max_shard, stage **out,
+                               ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     stage *first, *second;
-    target dcp_a = {"torch_dist", NULL, a, 0}, dcp_b = {"torch_dist", NULL, b, 0};
-    target keep = {
-        "safetensors", NULL, {1, 1, 1, 1, 1, 1},
-          max_shard
-    };
-    CKPT_CHECK(step(r, source, &dcp_a, &first, err));
-    CKPT_CHECK(step(r, first, &dcp_b, &second, err));
+    target dcp = {"torch_dist", NULL, {1, 1, 1, 1, 1, 1}, 0};
+    target keep = {"safetensors", NULL, {1, 1, 1, 1, 1, 1}, max_shard};
+    CKPT_CHECK(step(r, source, &dcp, &first, err));
+    CKPT_CHECK(step(r, first, &dcp, &second, err));
+    CKPT_CHECK(same_stage(r, first, second, err));
     CKPT_CHECK(step(r, second, &keep, out, err));
     CKPT_CHECK(check_contents(r, *out, err));
 done:
@@ -331,25 +329,23 @@ done:
 static ckpt_status run_chain(run *r, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    stage *source, *at_b, *back, *dcp;
+    stage *source, *direct, *at_b, *back, *dcp;
     ckpt_mesh a = draw_mesh(r), b = draw_mesh(r);
-    uint64_t shard = draw_shard(r);
+    target st = {"safetensors", NULL, {1, 1, 1, 1, 1, 1}, draw_shard(r)};
     CKPT_CHECK(open_memory(r, &source, err));
+    CKPT_CHECK(step(r, source, &st, &direct, err));
+    CKPT_CHECK(check_contents(r, direct, err));
     if (r->synth.kind == SYNTH_MEGATRON)
         return reshard(r, source, a, b, &at_b, err);
-    target hf = {
-        "safetensors", r->synth.kind == SYNTH_HF ? "hf" : NULL, {1, 1, 1, 1, 1, 1},
-                shard
-    };
-    if (r->synth.kind == SYNTH_HF) {
-        CKPT_CHECK(reshard(r, source, a, b, &at_b, err));
-        CKPT_CHECK(step(r, at_b, &hf, &back, err));
-    } else {
-        CKPT_CHECK(step(r, source, &hf, &back, err));
-    }
+    CKPT_CHECK(through_dcp(r, direct, st.max_shard, &dcp, err));
+    CKPT_CHECK(same_stage(r, direct, dcp, err));
+    if (r->synth.kind == SYNTH_PLAIN)
+        return CKPT_OK;
+    st.group = "hf";
+    CKPT_CHECK(reshard(r, source, a, b, &at_b, err));
+    CKPT_CHECK(step(r, at_b, &st, &back, err));
     CKPT_CHECK(check_contents(r, back, err));
-    CKPT_CHECK(through_dcp(r, back, a, b, shard, &dcp, err));
-    CKPT_CHECK(same_stage(r, back, dcp, err));
+    CKPT_CHECK(same_stage(r, direct, back, err));
 done:
     return status;
 }
@@ -382,8 +378,9 @@ static void run_seed(driver *d, uint64_t seed)
     synth_random(&r.synth, kind_of_seed(seed), seed);
     r.stream.threads = 1 + (int)synth_below(&r.rng, 2);
     r.stream.memory = (uint64_t)synth_pick(&r.rng, memory, 3);
-    ckpt_status status = mkdir(dir, 0777) == 0 ? run_chain(&r, &err)
-                                               : ckpt_fail_errno(&err, errno, "cannot create %s", dir);
+    ckpt_status status = mkdir(dir, 0777) == 0
+                             ? run_chain(&r, &err)
+                             : ckpt_fail_errno(&err, errno, "cannot create %s", dir);
     atomic_fetch_add(&d->models[r.synth.kind], 1);
     atomic_fetch_add(&d->conversions, r.conversions);
     if (status != CKPT_OK) {
