@@ -52,6 +52,8 @@ ckpt_status ckpt_gather_run(ckpt_source *src, const ckpt_gather *g, uint64_t lo,
 
 typedef enum ckpt_cast_policy { CKPT_CAST_KEEP, CKPT_CAST_TO } ckpt_cast_policy;
 
+struct ckpt_plan;
+
 typedef struct ckpt_convert_opts {
     const struct ckpt_container *container; /* target */
     const ckpt_layout *layout;              /* target; NULL = keep the source's */
