@@ -111,8 +111,9 @@ static ckpt_status check_value(const key_row *row, const ckpt_json *j, ckpt_err 
     case SIZE:
         return ckpt_json_int(j, &i) && i > 0 ? CKPT_OK : bad(row->key, j, "an integer > 0", err);
     case POSITIVE:
-        return ckpt_json_double(j, &v) && v > 0 && isfinite(v) ? CKPT_OK
-                                                               : bad(row->key, j, "a number > 0", err);
+        return ckpt_json_double(j, &v) && v > 0 && isfinite(v)
+                   ? CKPT_OK
+                   : bad(row->key, j, "a number > 0", err);
     case NUMBER:
         return ckpt_json_double(j, &v) && isfinite(v) ? CKPT_OK : bad(row->key, j, "a number", err);
     case BOOL:
@@ -164,8 +165,8 @@ static ckpt_status check_router(const ckpt_json *canon, ckpt_err *err)
         return bad("experts_per_token", ckpt_json_get(canon, "experts_per_token"),
                    "at most 'experts'", err);
     if (experts > 0 && groups > 0 && experts % groups != 0)
-        return bad("router_groups", ckpt_json_get(canon, "router_groups"),
-                   "a divisor of 'experts'", err);
+        return bad("router_groups", ckpt_json_get(canon, "router_groups"), "a divisor of 'experts'",
+                   err);
     if (groups > 0 && limit > groups)
         return bad("router_group_topk", ckpt_json_get(canon, "router_group_topk"),
                    "at most 'router_groups'", err);

@@ -33,15 +33,15 @@
 #include "layout.h"
 
 /* Bind the symbols that the canonical configuration gives. */
-ckpt_status ckpt_config_symbols(const ckpt_json *canon, ckpt_symtab *syms, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_config_symbols(const ckpt_json *canon, ckpt_symtab *syms,
+                                ckpt_err *err) CKPT_MUST_USE;
 /* Fill what the configuration does not say from sizes bound by tensor shapes (symbols) and from the
  * blocks found (pattern). Never overrides. */
 ckpt_status ckpt_config_complete(ckpt_json *canon, const ckpt_symtab *syms, const char *pattern,
                                  bool tied, ckpt_err *err) CKPT_MUST_USE;
 /* SHA-256 over the canonical configuration, keys sorted, no white space. */
-ckpt_status ckpt_config_digest(const ckpt_json *canon, uint8_t out[CKPT_SHA256_LEN], ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_config_digest(const ckpt_json *canon, uint8_t out[CKPT_SHA256_LEN],
+                               ckpt_err *err) CKPT_MUST_USE;
 /* Validation rules that do not depend on a dialect (product.md, megatron-dist-ckpt.md section 6):
  * known keys of the right type, sizes > 0, pattern letters known, safe gate needs
  * -5 <= lower bound < 0. Errors: CKPT_E_FORMAT naming the key. */
@@ -49,8 +49,8 @@ ckpt_status ckpt_config_check(const ckpt_json *canon, ckpt_err *err) CKPT_MUST_U
 
 /* Bind VP, the padded vocabulary, from a stored Megatron configuration (padded_vocab_size), such as
  * config_write just made for the target mesh. Nothing to bind is no error. */
-ckpt_status ckpt_config_padded_vocab(const ckpt_json *stored, ckpt_symtab *syms, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_config_padded_vocab(const ckpt_json *stored, ckpt_symtab *syms,
+                                     ckpt_err *err) CKPT_MUST_USE;
 /* Say the element type of the weights ("float32" "bfloat16" "float16") in a stored configuration:
  * dtype (and torch_dtype if it is there) for Hugging Face, params_dtype, bf16 and fp16 for Megatron.
  * A field that says so already is left as it is. The canonical configuration does not have it. */

@@ -69,8 +69,8 @@ enum {
 };
 
 static const uint8_t special_codes[CKPT_DTYPE_COUNT] = {
-    [CKPT_F8_E4M3] = FN,        [CKPT_F8_E5M2FNUZ] = FNUZ, [CKPT_F8_E4M3FNUZ] = FNUZ,
-    [CKPT_F8_E8M0] = POW2,      [CKPT_F6_E3M2] = FINITE,   [CKPT_F6_E2M3] = FINITE,
+    [CKPT_F8_E4M3] = FN,   [CKPT_F8_E5M2FNUZ] = FNUZ, [CKPT_F8_E4M3FNUZ] = FNUZ,
+    [CKPT_F8_E8M0] = POW2, [CKPT_F6_E3M2] = FINITE,   [CKPT_F6_E2M3] = FINITE,
     [CKPT_F4] = FINITE,
 };
 
@@ -292,7 +292,8 @@ ALWAYS_INLINE uint32_t narrow(uint32_t x, int kind, int exp_bits, int man_bits, 
 
     int32_t a = (int32_t)(x & 0x7fffffff);
     uint32_t sign = (x >> (31 - width)) & (1u << width);
-    int32_t normal = (a - ((127 - bias) << 23) + ((1 << (drop - 1)) - 1) + ((a >> drop) & 1)) >> drop;
+    int32_t normal =
+        (a - ((127 - bias) << 23) + ((1 << (drop - 1)) - 1) + ((a >> drop) & 1)) >> drop;
     int32_t tiny = (int32_t)(as_bits(as_float((uint32_t)a) + as_float(magic)) - magic);
     int32_t code = pick(a < (128 - bias) << 23, tiny, normal);
     bool over = code > largest; /* infinity and NaN too: their exponent is the largest */
@@ -329,66 +330,85 @@ ALWAYS_INLINE uint32_t widen_f16(uint32_t h)
     uint32_t a = (h & 0x7fff) << 13;
     uint32_t tiny = as_bits(as_float(a + magic) - as_float(magic));
     uint32_t normal = a + (112u << 23) + ((int32_t)a >= 0x1f << 23 ? 112u << 23 : 0);
-    return (uint32_t)pick((int32_t)a < 1 << 23, (int32_t)tiny, (int32_t)normal) | (h & 0x8000) << 16;
+    uint32_t sign = (h & 0x8000) << 16;
+    return (uint32_t)pick((int32_t)a < 1 << 23, (int32_t)tiny, (int32_t)normal) | sign;
 }
 
-/* Kernels over one block; the dispatcher below compiles them once more for AVX2. */
-#define BLOCK_LOOP(T_OUT, expr)                                                                    \
-    do {                                                                                           \
-        T_OUT *o = out;                                                                            \
-        for (int i = 0; i < BLOCK; i++)                                                            \
-            o[i] = (T_OUT)(expr);                                                                  \
-    } while (0)
+/* Kernels over one block, at any alignment; each is compiled twice, the second time for AVX2. */
+#define NARROW_LOOP(put, size, expr)                                                               \
+    for (size_t i = 0; i < BLOCK; i++) {                                                           \
+        uint32_t x = ckpt_get_u32(in + 4 * i);                                                     \
+        put(out + (size)*i, expr);                                                                 \
+    }
+#define WIDEN_LOOP(expr)                                                                           \
+    for (size_t i = 0; i < BLOCK; i++) {                                                           \
+        uint32_t h = ckpt_get_u16(in + 2 * i);                                                     \
+        ckpt_put_u32(out + 4 * i, expr);                                                           \
+    }
 
-ALWAYS_INLINE void narrow_block_body(ckpt_dtype to, void *restrict out,
-                                     const uint32_t *restrict x)
+ALWAYS_INLINE void put_half(uint8_t *p, uint32_t code)
+{
+    ckpt_put_u16(p, (uint16_t)code);
+}
+
+ALWAYS_INLINE void put_byte(uint8_t *p, uint32_t code)
+{
+    *p = (uint8_t)code;
+}
+
+/* f32 to a type of one or two bytes. */
+ALWAYS_INLINE void narrow_block(ckpt_dtype to, uint8_t *restrict out, const uint8_t *restrict in)
 {
     if (to == CKPT_BF16)
-        BLOCK_LOOP(uint16_t, narrow_bf16(x[i]));
+        NARROW_LOOP(put_half, 2, narrow_bf16(x))
     else if (to == CKPT_F16)
-        BLOCK_LOOP(uint16_t, narrow(x[i], IEEE, 5, 10, 15));
+        NARROW_LOOP(put_half, 2, narrow(x, IEEE, 5, 10, 15))
     else if (to == CKPT_F8_E5M2)
-        BLOCK_LOOP(uint8_t, narrow(x[i], IEEE, 5, 2, 15));
+        NARROW_LOOP(put_byte, 1, narrow(x, IEEE, 5, 2, 15))
     else if (to == CKPT_F8_E4M3)
-        BLOCK_LOOP(uint8_t, narrow(x[i], FN, 4, 3, 7));
+        NARROW_LOOP(put_byte, 1, narrow(x, FN, 4, 3, 7))
     else if (to == CKPT_F8_E5M2FNUZ)
-        BLOCK_LOOP(uint8_t, narrow(x[i], FNUZ, 5, 2, 16));
+        NARROW_LOOP(put_byte, 1, narrow(x, FNUZ, 5, 2, 16))
     else if (to == CKPT_F8_E4M3FNUZ)
-        BLOCK_LOOP(uint8_t, narrow(x[i], FNUZ, 4, 3, 8));
+        NARROW_LOOP(put_byte, 1, narrow(x, FNUZ, 4, 3, 8))
     else
-        BLOCK_LOOP(uint8_t, narrow_e8m0(x[i]));
+        NARROW_LOOP(put_byte, 1, narrow_e8m0(x))
 }
 
-ALWAYS_INLINE void widen_block_body(ckpt_dtype from, uint32_t *restrict out,
-                                    const uint16_t *restrict h)
+/* BF16 or F16 to f32. */
+ALWAYS_INLINE void widen_block(ckpt_dtype from, uint8_t *restrict out, const uint8_t *restrict in)
 {
     if (from == CKPT_BF16)
-        BLOCK_LOOP(uint32_t, (uint32_t)h[i] << 16);
+        WIDEN_LOOP(h << 16)
     else
-        BLOCK_LOOP(uint32_t, widen_f16(h[i]));
+        WIDEN_LOOP(widen_f16(h))
 }
 
-static void narrow_block_base(ckpt_dtype to, void *out, const uint32_t *x)
+typedef void block_fn(ckpt_dtype dtype, uint8_t *restrict out, const uint8_t *restrict in);
+
+static void narrow_block_base(ckpt_dtype to, uint8_t *restrict out, const uint8_t *restrict in)
 {
-    narrow_block_body(to, out, x);
+    narrow_block(to, out, in);
 }
 
-static void widen_block_base(ckpt_dtype from, uint32_t *out, const uint16_t *h)
+static void widen_block_base(ckpt_dtype from, uint8_t *restrict out, const uint8_t *restrict in)
 {
-    widen_block_body(from, out, h);
+    widen_block(from, out, in);
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void narrow_block_avx2(ckpt_dtype to, void *out,
-                                                              const uint32_t *x)
+#define TARGET_AVX2 __attribute__((target("avx2")))
+
+TARGET_AVX2 static void narrow_block_avx2(ckpt_dtype to, uint8_t *restrict out,
+                                          const uint8_t *restrict in)
 {
-    narrow_block_body(to, out, x);
+    narrow_block(to, out, in);
 }
 
-__attribute__((target("avx2"))) static void widen_block_avx2(ckpt_dtype from, uint32_t *out,
-                                                             const uint16_t *h)
+TARGET_AVX2 static void widen_block_avx2(ckpt_dtype from, uint8_t *restrict out,
+                                         const uint8_t *restrict in)
 {
-    widen_block_body(from, out, h);
+    widen_block(from, out, in);
 }
 
 static bool have_avx2(void)
@@ -409,8 +429,7 @@ static bool have_avx2(void)
 typedef struct cast_plan {
     ckpt_dtype to, from;
     size_t to_size, from_size;
-    void (*narrow_block)(ckpt_dtype, void *, const uint32_t *);
-    void (*widen_block)(ckpt_dtype, uint32_t *, const uint16_t *);
+    block_fn *narrow, *widen;
     uint32_t table[256];
 } cast_plan;
 
@@ -421,76 +440,71 @@ static void plan_init(cast_plan *plan, ckpt_dtype to, ckpt_dtype from)
     plan->from = from;
     plan->to_size = (size_t)dtype_info[to].bits / 8;
     plan->from_size = (size_t)dtype_info[from].bits / 8;
-    plan->narrow_block = avx2 ? narrow_block_avx2 : narrow_block_base;
-    plan->widen_block = avx2 ? widen_block_avx2 : widen_block_base;
+    plan->narrow = avx2 ? narrow_block_avx2 : narrow_block_base;
+    plan->widen = avx2 ? widen_block_avx2 : widen_block_base;
     if (plan->from_size == 1)
         for (unsigned i = 0; i < 256; i++)
             plan->table[i] = (uint32_t)encode(CKPT_F32, decode(from, i));
 }
 
-/* k <= BLOCK elements. The source may be unaligned, so blocks are staged; elements past k are
- * stale or zero and dropped. */
-static void cast_block(const cast_plan *plan, uint8_t *dst, const uint8_t *src, size_t k)
+/* One whole block. Only pairs that need both steps stage f32 values between them. */
+static void cast_block(const cast_plan *plan, uint8_t *dst, const uint8_t *src)
 {
-    uint32_t x[BLOCK] = {0};
-    if (plan->from == CKPT_F32) {
-        memcpy(x, src, k * sizeof x[0]);
-    } else if (plan->from_size == 2) {
-        uint16_t h[BLOCK] = {0};
-        memcpy(h, src, k * sizeof h[0]);
-        plan->widen_block(plan->from, x, h);
-    } else {
-        for (size_t i = 0; i < k; i++)
-            x[i] = plan->table[src[i]];
+    uint8_t staging[4 * BLOCK];
+    const uint8_t *wide = src;
+    if (plan->from != CKPT_F32) {
+        uint8_t *out = plan->to == CKPT_F32 ? dst : staging;
+        wide = out;
+        if (plan->from_size == 2)
+            plan->widen(plan->from, out, src);
+        else
+            for (size_t i = 0; i < BLOCK; i++)
+                ckpt_put_u32(out + 4 * i, plan->table[src[i]]);
     }
-    if (plan->to == CKPT_F32) {
-        memcpy(dst, x, k * sizeof x[0]);
-    } else if (plan->to == CKPT_F64) {
-        for (size_t i = 0; i < k; i++)
-            ckpt_put_u64(dst + 8 * i, decode(CKPT_F32, x[i]));
-    } else {
-        uint16_t out[BLOCK];
-        plan->narrow_block(plan->to, out, x);
-        memcpy(dst, out, k * plan->to_size);
-    }
+    if (plan->to == CKPT_F64)
+        for (size_t i = 0; i < BLOCK; i++)
+            ckpt_put_u64(dst + 8 * i, decode(CKPT_F32, ckpt_get_u32(wide + 4 * i)));
+    else if (plan->to != CKPT_F32)
+        plan->narrow(plan->to, dst, wide);
 }
 
 static uint64_t load_code(const uint8_t *p, size_t size)
 {
-    return size == 1 ? *p : size == 2 ? ckpt_get_u16(p) : size == 4 ? ckpt_get_u32(p)
-                                                                     : ckpt_get_u64(p);
+    if (size == 1)
+        return *p;
+    return size == 2 ? ckpt_get_u16(p) : size == 4 ? ckpt_get_u32(p) : ckpt_get_u64(p);
 }
 
-static void cast_f64(ckpt_dtype to, uint8_t *dst, const uint8_t *src, size_t n)
+/* Element by element: f64 sources and the tail of a block. */
+static void cast_scalar(ckpt_dtype to, uint8_t *dst, ckpt_dtype from, const uint8_t *src, size_t n)
 {
-    size_t size = (size_t)dtype_info[to].bits / 8;
+    size_t to_size = (size_t)dtype_info[to].bits / 8, from_size = (size_t)dtype_info[from].bits / 8;
     for (size_t i = 0; i < n; i++) {
-        uint64_t code = encode(to, ckpt_get_u64(src + 8 * i));
-        memcpy(dst + i * size, &code, size); /* little-endian hosts only: le.h */
+        uint64_t code = encode(to, decode(from, load_code(src + i * from_size, from_size)));
+        memcpy(dst + i * to_size, &code, to_size); /* little-endian hosts only: le.h */
     }
 }
 
 void ckpt_dtype_cast(ckpt_dtype to, void *dst, ckpt_dtype from, const void *src, size_t n)
 {
     assert(ckpt_dtype_castable(from, to));
-    if (n == 0)
-        return;
-    if (from == to) {
-        memcpy(dst, src, n * (size_t)dtype_info[to].bits / 8);
-        return;
-    }
-    if (from == CKPT_F64) {
-        cast_f64(to, dst, src, n);
-        return;
-    }
-    cast_plan plan;
-    plan_init(&plan, to, from);
     uint8_t *out = dst;
     const uint8_t *in = src;
-    for (size_t i = 0; i < n; i += BLOCK) {
-        size_t k = n - i < BLOCK ? n - i : BLOCK;
-        cast_block(&plan, out + i * plan.to_size, in + i * plan.from_size, k);
+    if (from == to) {
+        if (n > 0)
+            memcpy(dst, src, n * (size_t)dtype_info[to].bits / 8);
+        return;
     }
+    if (from != CKPT_F64 && n >= BLOCK) {
+        cast_plan plan;
+        plan_init(&plan, to, from);
+        for (; n >= BLOCK; n -= BLOCK) {
+            cast_block(&plan, out, in);
+            out += BLOCK * plan.to_size;
+            in += BLOCK * plan.from_size;
+        }
+    }
+    cast_scalar(to, out, from, in, n);
 }
 
 double ckpt_dtype_load(ckpt_dtype dtype, const void *data, int64_t index)

@@ -226,6 +226,7 @@ static bool parse_cut(const char *p, size_t n, ckpt_cut *out)
         {"etp",  CKPT_CUT_ETP },
         {"ep",   CKPT_CUT_EP  },
         {"unit", CKPT_CUT_UNIT},
+        {"head", CKPT_CUT_HEAD},
     };
     for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++)
         if (strlen(cuts[i].text) == n && memcmp(cuts[i].text, p, n) == 0) {

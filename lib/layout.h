@@ -12,11 +12,11 @@
  *           | EXPR=I              index I of it: a number, or `e` for the row's {e}
  *           | EXPR[A:B]           the half-open range A..B of it
  *           | EXPR<EXPR2          the first EXPR of EXPR2 (padding; zero-filled when written)
- *           each followed by @tp @etp @ep or @unit: how a sharded container cuts that axis
+ *           each followed by @tp @head @etp @ep or @unit: how a sharded container cuts that axis
  *   `@tp` alone in a dimension    cuts the whole dimension contiguously
  *   EXPR   := terms of symbols and integers with + and *, no blanks: R+2, 2*FE
  *
- * Examples: "NK@tp A | H" (heads over TP), "2=0@unit F@tp | H" (gate half of fc1),
+ * Examples: "NK@head A | H" (heads over TP), "2=0@unit F@tp | H" (gate half of fc1),
  * "E=e@ep | 2=1@unit FE@etp | H" (up part of expert e), "V<VP@tp | H" (padded vocabulary).
  * All rows of one stored tensor must agree in axis sizes and cuts; only the boxes differ.
  *

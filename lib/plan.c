@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define OBJECT_IN_MEMORY ((uint64_t)16 << 20)  /* bytes, one object */
+#define OBJECTS_IN_MEMORY ((uint64_t)64 << 20) /* bytes, all of them */
+
 /* One canonical tensor on its way to the target. */
 typedef struct item {
     ckpt_canon canon;     /* source side */
@@ -33,7 +36,8 @@ typedef struct planner {
     item *items;
     size_t n_items, cap_items;
     const char *shape_tags; /* choices that follow from the tensors: kda=fused or kda=split */
-    size_t cap_lossy, cap_dropped, cap_not_cast;
+    bool warned_heads;
+    size_t cap_lossy, cap_dropped, cap_not_cast, cap_warnings;
 } planner;
 
 static ckpt_status add_line(ckpt_plan *plan, const char ***list, size_t *n, size_t *cap,
@@ -62,6 +66,9 @@ static ckpt_status add_line(ckpt_plan *plan, const char ***list, size_t *n, size
              __VA_ARGS__)
 #define LOSSY(p, err, ...)                                                                         \
     add_line((p)->plan, &(p)->plan->lossy, &(p)->plan->n_lossy, &(p)->cap_lossy, err, __VA_ARGS__)
+#define WARN(p, err, ...)                                                                          \
+    add_line((p)->plan, &(p)->plan->warnings, &(p)->plan->n_warnings, &(p)->cap_warnings, err,     \
+             __VA_ARGS__)
 #define NOT_CAST(p, err, ...)                                                                      \
     add_line((p)->plan, &(p)->plan->not_cast, &(p)->plan->n_not_cast, &(p)->cap_not_cast, err,     \
              __VA_ARGS__)
@@ -578,9 +585,16 @@ static ckpt_status build_out(planner *p, size_t first, size_t last, ckpt_err *er
     CKPT_CHECK(check_tiling(p, first, last, pad, err));
     const ckpt_mesh *mesh = p->opts->sharded && it->row != NULL ? &p->opts->mesh : NULL;
     int stage = p->opts->sharded ? stage_of(p, &it->canon) : 0;
+    bool inside = false;
     CKPT_TRY(ckpt_shard_cut(mesh, stage, it->rank, it->dims, &it->map, &plan->arena, &t->chunks,
-                            &t->n_chunks, err),
+                            &t->n_chunks, &inside, err),
              "tensor '%s'", it->stored);
+    if (inside && !p->warned_heads) {
+        p->warned_heads = true;
+        CKPT_CHECK(WARN(p, err, "TP %d exceeds the heads of '%s': stored cut inside heads or whole; "
+                        "Megatron-Core loads it at any size but cannot run the model at TP %d",
+                        mesh->tp, it->stored, mesh->tp));
+    }
     ckpt_gather *gathers = ckpt_arena_array(&plan->arena, t->n_chunks, sizeof *gathers);
     if (gathers == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
@@ -701,8 +715,10 @@ static ckpt_status settle_vocab(planner *p, ckpt_err *err)
     return ckpt_config_padded_vocab(p->plan->config, &p->syms, err);
 }
 
+/* Small objects are held in memory: containers may need to look at them (common state). */
 static ckpt_status carry_objects(planner *p, ckpt_err *err)
 {
+    uint64_t loaded = 0;
     ckpt_plan *plan = p->plan;
     const ckpt_source *src = p->model->src;
     bool carry = strcmp(p->opts->container->name, "torch_dist") == 0 && p->same_layout &&
@@ -724,8 +740,22 @@ static ckpt_status carry_objects(planner *p, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < src->n_objects; i++) {
         const ckpt_object *o = &src->objects[i];
-        plan->out.objects[plan->out.n_objects++] = (ckpt_out_object){
+        ckpt_out_object *out = &plan->out.objects[plan->out.n_objects++];
+        *out = (ckpt_out_object){
             .name = o->name, .src_file = o->file, .src_offset = o->offset, .length = o->length};
+        if (o->length > OBJECT_IN_MEMORY || loaded + o->length > OBJECTS_IN_MEMORY)
+            continue;
+        uint8_t *data = ckpt_arena_alloc(&plan->arena, (size_t)o->length + 1);
+        if (data == NULL)
+            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        ckpt_status status = ckpt_source_read(p->model->src, o->file, data, (size_t)o->length,
+                                              o->offset, err);
+        if (status != CKPT_OK) {
+            ckpt_err_frame(err, "object '%s'", o->name);
+            return status;
+        }
+        out->data = data;
+        loaded += o->length;
     }
     return CKPT_OK;
 }
@@ -802,6 +832,7 @@ void ckpt_plan_release(ckpt_plan *plan)
     free(plan->lossy);
     free(plan->dropped);
     free(plan->not_cast);
+    free(plan->warnings);
     ckpt_json_free(plan->config);
     ckpt_json_free(plan->canon_config);
     ckpt_arena_free(&plan->sink.arena);

@@ -104,6 +104,8 @@ typedef struct ckpt_plan {
     size_t n_lossy;
     const char **dropped;           /* one line each: what is left out and why */
     size_t n_dropped;
+    const char **warnings;          /* one line each: legal, but the user should know */
+    size_t n_warnings;
     const char **not_cast;          /* tensors --dtype left alone, with the reason */
     size_t n_not_cast;
     ckpt_json *config;              /* target's stored configuration */

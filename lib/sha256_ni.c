@@ -48,35 +48,52 @@ static const uint32_t K[64] __attribute__((aligned(16))) = {
     } while (0)
 
 #define LOAD(s, w, p, i)                                                                           \
-    s##_##w = _mm_shuffle_epi8(                                                                    \
-        _mm_loadu_si128((const __m128i *)(const void *)((p) + 16 * (i))), swap)
+    s##_##w =                                                                                      \
+        _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)((p) + 16 * (i))), swap)
 
 /* Words t..t+3 from the sixteen before them, t-16 in w0 .. t-4 in w3; they replace w0. */
 #define EXTEND(s, w0, w1, w2, w3)                                                                  \
-    s##_##w0 = _mm_sha256msg2_epu32(                                                               \
-        _mm_add_epi32(_mm_sha256msg1_epu32(s##_##w0, s##_##w1),                                    \
-                      _mm_alignr_epi8(s##_##w3, s##_##w2, 4)),                                     \
-        s##_##w3)
+    s##_##w0 = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(s##_##w0, s##_##w1),        \
+                                                  _mm_alignr_epi8(s##_##w3, s##_##w2, 4)),         \
+                                    s##_##w3)
 
 #define ROUNDS4(s, w, i)                                                                           \
     do {                                                                                           \
-        __m128i m = _mm_add_epi32(                                                                 \
-            s##_##w, _mm_load_si128((const __m128i *)(const void *)(K + 4 * (i))));                \
+        __m128i m =                                                                                \
+            _mm_add_epi32(s##_##w, _mm_load_si128((const __m128i *)(const void *)(K + 4 * (i))));  \
         s##_cdgh = _mm_sha256rnds2_epu32(s##_cdgh, s##_abef, m);                                   \
         s##_abef = _mm_sha256rnds2_epu32(s##_abef, s##_cdgh, _mm_shuffle_epi32(m, 0x0e));          \
     } while (0)
 
-#define FIRST1(w, i) LOAD(a, w, a, i); ROUNDS4(a, w, i)
-#define NEXT1(w0, w1, w2, w3, i) EXTEND(a, w0, w1, w2, w3); ROUNDS4(a, w0, i)
-#define FIRST2(w, i) LOAD(a, w, a, i); LOAD(b, w, b, i); ROUNDS4(a, w, i); ROUNDS4(b, w, i)
+#define FIRST1(w, i)                                                                               \
+    LOAD(a, w, a, i);                                                                              \
+    ROUNDS4(a, w, i)
+#define NEXT1(w0, w1, w2, w3, i)                                                                   \
+    EXTEND(a, w0, w1, w2, w3);                                                                     \
+    ROUNDS4(a, w0, i)
+#define FIRST2(w, i)                                                                               \
+    LOAD(a, w, a, i);                                                                              \
+    LOAD(b, w, b, i);                                                                              \
+    ROUNDS4(a, w, i);                                                                              \
+    ROUNDS4(b, w, i)
 #define NEXT2(w0, w1, w2, w3, i)                                                                   \
-    EXTEND(a, w0, w1, w2, w3); EXTEND(b, w0, w1, w2, w3); ROUNDS4(a, w0, i); ROUNDS4(b, w0, i)
+    EXTEND(a, w0, w1, w2, w3);                                                                     \
+    EXTEND(b, w0, w1, w2, w3);                                                                     \
+    ROUNDS4(a, w0, i);                                                                             \
+    ROUNDS4(b, w0, i)
 #define SIXTEEN(NEXT, i)                                                                           \
-    NEXT(w0, w1, w2, w3, i); NEXT(w1, w2, w3, w0, (i) + 1);                                        \
-    NEXT(w2, w3, w0, w1, (i) + 2); NEXT(w3, w0, w1, w2, (i) + 3)
+    NEXT(w0, w1, w2, w3, i);                                                                       \
+    NEXT(w1, w2, w3, w0, (i) + 1);                                                                 \
+    NEXT(w2, w3, w0, w1, (i) + 2);                                                                 \
+    NEXT(w3, w0, w1, w2, (i) + 3)
 #define BLOCK(FIRST, NEXT)                                                                         \
-    FIRST(w0, 0); FIRST(w1, 1); FIRST(w2, 2); FIRST(w3, 3);                                        \
-    SIXTEEN(NEXT, 4); SIXTEEN(NEXT, 8); SIXTEEN(NEXT, 12)
+    FIRST(w0, 0);                                                                                  \
+    FIRST(w1, 1);                                                                                  \
+    FIRST(w2, 2);                                                                                  \
+    FIRST(w3, 3);                                                                                  \
+    SIXTEEN(NEXT, 4);                                                                              \
+    SIXTEEN(NEXT, 8);                                                                              \
+    SIXTEEN(NEXT, 12)
 
 TARGET_NI void ckpt_sha256_blocks_ni(uint32_t h[8], const uint8_t *a, size_t blocks)
 {

@@ -121,8 +121,13 @@ static ckpt_status cut_parts(const ckpt_mesh *mesh, const ckpt_axis *axis, int64
     return CKPT_OK;
 }
 
+static bool inside_heads(const ckpt_mesh *mesh, int64_t heads)
+{
+    return heads > 0 && heads % mesh->tp != 0 && mesh->tp % heads == 0;
+}
+
 static ckpt_status plan_dim(const ckpt_mesh *mesh, int dim, int64_t size, const ckpt_map *map,
-                            dim_cut *out, ckpt_err *err)
+                            dim_cut *out, bool *inside, ckpt_err *err)
 {
     *out = (dim_cut){.units = 1, .parts = 1, .unit_len = size, .part_len = size};
     bool closed = false;
@@ -149,8 +154,14 @@ static ckpt_status plan_dim(const ckpt_mesh *mesh, int dim, int64_t size, const 
                     return ckpt_fail(err, CKPT_E_USAGE, "%s %lld is not divisible by EP %d",
                                      symbol_text(axis->symbol), (long long)axis->size, mesh->ep);
             }
+        } else if (axis->cut == CKPT_CUT_HEAD && inside_heads(mesh, axis->size)) {
+            if (size % mesh->tp == 0)
+                status = cut_parts(mesh, axis, size, CKPT_CUT_TP, out, err);
+            *inside = true;
+            closed = true;
         } else {
-            status = cut_parts(mesh, axis, axis->size, axis->cut, out, err);
+            ckpt_cut cut = axis->cut == CKPT_CUT_HEAD ? CKPT_CUT_TP : axis->cut;
+            status = cut_parts(mesh, axis, axis->size, cut, out, err);
             closed = true;
         }
         if (status != CKPT_OK)
@@ -188,8 +199,9 @@ static int place_chunk(const ckpt_mesh *mesh, int rank, const dim_cut *cut, size
 
 ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int64_t *dims,
                            const ckpt_map *map, ckpt_arena *arena, ckpt_out_chunk **chunks,
-                           size_t *n_chunks, ckpt_err *err)
+                           size_t *n_chunks, bool *inside, ckpt_err *err)
 {
+    bool within = false;
     static const ckpt_map none = {0};
     static const ckpt_mesh one = {1, 1, 1, 1, 1, 1};
     dim_cut cut[CKPT_MAX_RANK];
@@ -199,7 +211,7 @@ ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int
         mesh = &one;
     size_t n = 1;
     for (int d = 0; d < rank; d++) {
-        ckpt_status status = plan_dim(mesh, d, dims[d], map != NULL ? map : &none, &cut[d], err);
+        ckpt_status status = plan_dim(mesh, d, dims[d], map != NULL ? map : &none, &cut[d], &within, err);
         if (status != CKPT_OK)
             return status;
         if (!ckpt_mul_size(n, (size_t)(cut[d].units * cut[d].parts), &n))
@@ -217,6 +229,8 @@ ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int
     }
     *chunks = out;
     *n_chunks = n;
+    if (inside != NULL)
+        *inside = within;
     return CKPT_OK;
 }
 

@@ -20,7 +20,9 @@ typedef enum ckpt_cut {
     CKPT_CUT_ETP,  /* the same over the expert-TP group */
     CKPT_CUT_EP,   /* every index is a chunk of its own; owner by equal blocks over EP */
     CKPT_CUT_UNIT, /* every index is a chunk of its own, same owner */
-    CKPT_CUT_TP_DIM /* on the first axis of a dimension: the whole dimension in equal parts */
+    CKPT_CUT_TP_DIM, /* on the first axis of a dimension: the whole dimension in equal parts */
+    CKPT_CUT_HEAD /* as TP; where TP is a multiple of the heads, cut inside them: the whole dimension
+                     in equal parts if it divides, else not at all */
 } ckpt_cut;
 
 /* One factor of a stored dimension: the dimension is the row-major product of its axes. A tensor
@@ -48,10 +50,11 @@ int ckpt_mesh_stage(const ckpt_mesh *mesh, int block, int n_blocks);
 
 /* Cut a stored tensor (rank dims, viewed as map) over the mesh: chunks in row-major grid order with
  * lo/len in stored coordinates, and owners. mesh NULL or a view without cuts: one chunk, owner of
- * rank 0 of the stage. Errors: CKPT_E_USAGE "SYMBOL 3 is not divisible by TP 2". */
+ * rank 0 of the stage. *inside (may be NULL) is set true when heads were cut inside or kept whole
+ * because TP exceeds them: storage only, Megatron-Core itself wants whole heads. Errors: CKPT_E_USAGE "SYMBOL 3 is not divisible by TP 2". */
 ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int64_t *dims,
                            const ckpt_map *map, ckpt_arena *arena, ckpt_out_chunk **chunks,
-                           size_t *n_chunks, ckpt_err *err) CKPT_MUST_USE;
+                           size_t *n_chunks, bool *inside, ckpt_err *err) CKPT_MUST_USE;
 
 /* Context parallelism cuts sequences, not weights. Token ranges of rank r of n over t tokens:
  * contiguous for recurrent layers, zigzag (chunks r and 2n-1-r of 2n) for softmax attention. */

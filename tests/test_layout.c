@@ -199,6 +199,9 @@ START_TEST(cut_chunks_lie_where_megatron_puts_them)
         {"E=e@ep | H | F@etp",           2, 2, 1, 4,  3, {3, 0, 0}, {1, 5, 6}, 1},
         {"G R+2[0:R] D @tp | H",         4, 1, 0, 4,  1, {5, 0},    {5, 5},    1},
         {"G@tp R+2[0:R] D | H",          2, 1, 0, 2,  1, {10, 0},   {10, 5},   1},
+        {"G@head D | H",                 2, 1, 0, 2,  1, {2, 0},    {2, 5},    1},
+        {"G@head D | H",                 4, 1, 0, 4,  3, {3, 0},    {1, 5},    3},
+        {"G@head | H",                   4, 1, 0, 1,  0, {0, 0},    {2, 5},    0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const cut_row *r = &rows[i];
@@ -211,7 +214,7 @@ START_TEST(cut_chunks_lie_where_megatron_puts_them)
         ckpt_mesh m = mesh(r->tp, 1, r->ep, r->etp);
         ck_assert_int_eq(build(r->view, 0, 0, NULL, &t, &arena, &out, &err), CKPT_OK);
         ckpt_status status = ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks,
-                                            &n, &err);
+                                            &n, NULL, &err);
         ck_assert_msg(status == CKPT_OK, "%s: %s", r->view, err.text);
         ck_assert_msg((int)n == r->n, "%s: %zu chunks", r->view, n);
         for (int d = 0; d < out.rank; d++) {
@@ -238,6 +241,7 @@ START_TEST(cut_indivisible_sizes_name_the_size_and_the_group)
         {"E=e@ep | H",                  1, 3, 0, "experts 4 is not divisible by EP 3"    },
         {"E=e@ep | H | F@etp",          1, 1, 4, "gate/up dim 6 is not divisible by ETP 4"},
         {"G R+2[0:R] D @tp | H",        3, 1, 0, "G 20 is not divisible by TP 3"         },
+        {"G@head D | H",                3, 1, 0, "G 2 is not divisible by TP 3"          },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         ckpt_arena arena = {0};
@@ -249,7 +253,7 @@ START_TEST(cut_indivisible_sizes_name_the_size_and_the_group)
         ckpt_mesh m = mesh(rows[i].tp, 1, rows[i].ep, rows[i].etp);
         ck_assert_int_eq(build(rows[i].view, 0, 0, NULL, &t, &arena, &out, &err), CKPT_OK);
         ck_assert_int_eq(ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks, &n,
-                                        &err),
+                                        NULL, &err),
                          CKPT_E_USAGE);
         ck_assert_str_eq(err.text, rows[i].text);
         ckpt_arena_free(&arena);

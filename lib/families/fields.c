@@ -438,7 +438,9 @@ ckpt_status ckpt_dialect_write(const ckpt_dialect *d, const ckpt_json *canon,
 {
     ckpt_status status;
     ckpt_json *was = NULL;
-    ckpt_field_write w = {.canon = canon, .mesh = {1, 1, 1, 1, 1, 1}};
+    ckpt_field_write w = {
+        .canon = canon, .mesh = {1, 1, 1, 1, 1, 1}
+    };
     *out = NULL;
     CKPT_CHECK(ckpt_config_check(canon, err));
     w.has_mesh = mesh != NULL;
@@ -446,6 +448,8 @@ ckpt_status ckpt_dialect_write(const ckpt_dialect *d, const ckpt_json *canon,
         w.mesh = *mesh;
     if (w.mesh.etp == 0)
         w.mesh.etp = w.mesh.tp;
+    if (w.mesh.tp < 1 || w.mesh.pp < 1 || w.mesh.ep < 1 || w.mesh.etp < 1 || w.mesh.cp < 1)
+        CKPT_CHECK(ckpt_fail(err, CKPT_E_USAGE, "parallel sizes must be at least 1"));
     if (ckpt_json_is_object(foreign) && d->claims(foreign) > 0) {
         w.foreign = foreign;
         w.was = was = read_earlier(d, foreign);

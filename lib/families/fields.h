@@ -26,8 +26,8 @@ typedef enum ckpt_field_type {
 } ckpt_field_type;
 
 typedef struct ckpt_field {
-    const char *key;    /* canonical */
-    const char *path;   /* stored, dotted; spellings separated by '|': the first is written. NULL:
+    const char *key;  /* canonical */
+    const char *path; /* stored, dotted; spellings separated by '|': the first is written. NULL:
                            the dialect has no such field and means `absent` */
     ckpt_field_type type;
     const char *absent; /* JSON text that a missing or null field means; NULL: unknown */
@@ -80,8 +80,8 @@ ckpt_status ckpt_dialect_write(const ckpt_dialect *d, const ckpt_json *canon,
 ckpt_status ckpt_field_find(const ckpt_json *stored, const char *path, const ckpt_json **value,
                             ckpt_err *err) CKPT_MUST_USE;
 /* Set a dotted path, creating objects on the way. Takes ownership of value. */
-ckpt_status ckpt_field_put(ckpt_json *object, const char *path, ckpt_json *value, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_field_put(ckpt_json *object, const char *path, ckpt_json *value,
+                           ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_field_put_text(ckpt_json *object, const char *path, const char *json,
                                 ckpt_err *err) CKPT_MUST_USE;
 /* True if any of the comma-separated canonical keys must be written. */

@@ -101,8 +101,8 @@ static ckpt_status read_pattern(const ckpt_json *stored, ckpt_json *canon, ckpt_
     if (pattern.failed)
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory reading a layer count");
     else
-        status = ckpt_field_put(canon, "pattern",
-                                ckpt_json_new_string((const char *)pattern.data), err);
+        status =
+            ckpt_field_put(canon, "pattern", ckpt_json_new_string((const char *)pattern.data), err);
 done:
     ckpt_buf_release(&pattern);
     return status;

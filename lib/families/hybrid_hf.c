@@ -187,19 +187,22 @@ static ckpt_status read_types(const ckpt_json *stored, const char *path, const c
     if (list == NULL || ckpt_json_is_null(list))
         return CKPT_OK;
     if (!ckpt_json_is_array(list) || ckpt_json_size(list) != layers)
-        return ckpt_fail(err, CKPT_E_FORMAT, "field '%s': %d entries, expected a list of %lld", path,
-                         ckpt_json_size(list), (long long)layers);
+        return ckpt_fail(err, CKPT_E_FORMAT, "field '%s': %d entries, expected a list of %lld",
+                         path, ckpt_json_size(list), (long long)layers);
     *seen = true;
     for (const ckpt_json *c = ckpt_json_child(list); c != NULL; c = ckpt_json_next(c), i++) {
         const char *s = ckpt_json_string(c);
-        int which = s == NULL ? -1 : strcmp(s, names[0]) == 0 ? 0 : strcmp(s, names[1]) == 0 ? 1 : -1;
+        int which = s == NULL                  ? -1
+                    : strcmp(s, names[0]) == 0 ? 0
+                    : strcmp(s, names[1]) == 0 ? 1
+                                               : -1;
         if (which < 0)
-            return ckpt_fail(err, CKPT_E_FORMAT, "field '%s': layer %lld is neither %s nor %s", path,
-                             (long long)i + 1, names[0], names[1]);
+            return ckpt_fail(err, CKPT_E_FORMAT, "field '%s': layer %lld is neither %s nor %s",
+                             path, (long long)i + 1, names[0], names[1]);
         if (kinds[i] != '\0' && kinds[i] != letters[which])
             return ckpt_fail(err, CKPT_E_FORMAT,
-                             "field '%s': layer %lld is %s, which contradicts the layer lists", path,
-                             (long long)i + 1, s);
+                             "field '%s': layer %lld is %s, which contradicts the layer lists",
+                             path, (long long)i + 1, s);
         kinds[i] = letters[which];
     }
     return CKPT_OK;
@@ -319,10 +322,11 @@ static ckpt_status write_pattern(const ckpt_field_write *w, ckpt_err *err)
         dense++;
     for (int64_t i = dense; i < layers; i++)
         if (pattern[2 * i + 1] == '-')
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                             "field 'first_k_dense_replace' cannot say a dense layer %lld after MoE "
-                             "layer %lld (layers count from 1)",
-                             (long long)i + 1, (long long)dense + 1);
+            return ckpt_fail(
+                err, CKPT_E_UNSUPPORTED,
+                "field 'first_k_dense_replace' cannot say a dense layer %lld after MoE "
+                "layer %lld (layers count from 1)",
+                (long long)i + 1, (long long)dense + 1);
     CKPT_CHECK(ckpt_field_put(w->out, "num_hidden_layers", ckpt_json_new_int(layers), err));
     CKPT_CHECK(ckpt_field_put(w->out, "first_k_dense_replace", ckpt_json_new_int(dense), err));
     CKPT_CHECK(ckpt_field_put(w->out, LISTS ".kda_layers", layer_list(pattern, layers, 'K'), err));
@@ -437,10 +441,11 @@ static ckpt_status write_rest(const ckpt_field_write *w, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, NAME " has no MLA output gate (mla_gate)");
     if (ckpt_field_applies(w->canon, "+")) {
         int64_t heads = ckpt_canon_int(w->canon, "heads");
-        int64_t dq = ckpt_canon_int(w->canon, "qk_nope_dim") +
-                     ckpt_canon_int(w->canon, "qk_rope_dim");
+        int64_t dq =
+            ckpt_canon_int(w->canon, "qk_nope_dim") + ckpt_canon_int(w->canon, "qk_rope_dim");
         if (ckpt_field_changed(w, "heads"))
-            CKPT_CHECK(ckpt_field_put(w->out, "num_key_value_heads", ckpt_json_new_int(heads), err));
+            CKPT_CHECK(
+                ckpt_field_put(w->out, "num_key_value_heads", ckpt_json_new_int(heads), err));
         if (ckpt_json_get(w->out, "qk_head_dim") != NULL &&
             ckpt_field_changed(w, "qk_nope_dim,qk_rope_dim"))
             CKPT_CHECK(ckpt_field_put(w->out, "qk_head_dim", ckpt_json_new_int(dq), err));

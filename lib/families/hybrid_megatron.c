@@ -27,38 +27,38 @@ static const ckpt_row rows[] = {
     {"final_norm.weight",                      "decoder.final_norm.weight",                                          "H", NULL},
 
     {"blocks.{l}.kda.norm.weight",             "decoder.layers.{l}.input_layernorm.weight",                          "H", NULL},
-    {"blocks.{l}.kda.q.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.query",             "NK@tp A | H", NULL},
-    {"blocks.{l}.kda.k.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.key",               "NK@tp A | H", NULL},
-    {"blocks.{l}.kda.v.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.value",             "NK@tp B | H", NULL},
-    {"blocks.{l}.kda.f.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.g",                 "NK@tp A | H", "kda=fused"},
-    {"blocks.{l}.kda.f.weight",                "decoder.layers.{l}.self_attention.f_proj.weight",                    "NK@tp A | H", "kda=split"},
+    {"blocks.{l}.kda.q.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.query",             "NK@head A | H", NULL},
+    {"blocks.{l}.kda.k.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.key",               "NK@head A | H", NULL},
+    {"blocks.{l}.kda.v.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.value",             "NK@head B | H", NULL},
+    {"blocks.{l}.kda.f.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.g",                 "NK@head A | H", "kda=fused"},
+    {"blocks.{l}.kda.f.weight",                "decoder.layers.{l}.self_attention.f_proj.weight",                    "NK@head A | H", "kda=split"},
     {"blocks.{l}.kda.f_a.weight",              "decoder.layers.{l}.self_attention.f_a_proj.weight",                  "RF | H", "kda=split"},
-    {"blocks.{l}.kda.f_b.weight",              "decoder.layers.{l}.self_attention.f_b_proj.weight",                  "NK@tp A | RF", "kda=split"},
-    {"blocks.{l}.kda.g.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.gate",              "NK@tp B | H", "kda=fused"},
-    {"blocks.{l}.kda.g.weight",                "decoder.layers.{l}.self_attention.g_proj.weight",                    "NK@tp B | H", "kda=split"},
+    {"blocks.{l}.kda.f_b.weight",              "decoder.layers.{l}.self_attention.f_b_proj.weight",                  "NK@head A | RF", "kda=split"},
+    {"blocks.{l}.kda.g.weight",                "decoder.layers.{l}.self_attention.in_proj.weight.gate",              "NK@head B | H", "kda=fused"},
+    {"blocks.{l}.kda.g.weight",                "decoder.layers.{l}.self_attention.g_proj.weight",                    "NK@head B | H", "kda=split"},
     {"blocks.{l}.kda.g_a.weight",              "decoder.layers.{l}.self_attention.g_a_proj.weight",                  "RG | H", "kda=split"},
-    {"blocks.{l}.kda.g_b.weight",              "decoder.layers.{l}.self_attention.g_b_proj.weight",                  "NK@tp B | RG", "kda=split"},
-    {"blocks.{l}.kda.beta.weight",             "decoder.layers.{l}.self_attention.beta_proj.weight",                 "NK@tp | H", NULL},
-    {"blocks.{l}.kda.conv_q.weight",           "decoder.layers.{l}.self_attention.conv1d.weight.query",              "NK@tp A | 1 | W", NULL},
-    {"blocks.{l}.kda.conv_k.weight",           "decoder.layers.{l}.self_attention.conv1d.weight.key",                "NK@tp A | 1 | W", NULL},
-    {"blocks.{l}.kda.conv_v.weight",           "decoder.layers.{l}.self_attention.conv1d.weight.value",              "NK@tp B | 1 | W", NULL},
-    {"blocks.{l}.kda.A_log",                   "decoder.layers.{l}.self_attention.A_log",                            "NK@tp", NULL},
-    {"blocks.{l}.kda.dt_bias",                 "decoder.layers.{l}.self_attention.dt_bias",                          "NK@tp A", NULL},
+    {"blocks.{l}.kda.g_b.weight",              "decoder.layers.{l}.self_attention.g_b_proj.weight",                  "NK@head B | RG", "kda=split"},
+    {"blocks.{l}.kda.beta.weight",             "decoder.layers.{l}.self_attention.beta_proj.weight",                 "NK@head | H", NULL},
+    {"blocks.{l}.kda.conv_q.weight",           "decoder.layers.{l}.self_attention.conv1d.weight.query",              "NK@head A | 1 | W", NULL},
+    {"blocks.{l}.kda.conv_k.weight",           "decoder.layers.{l}.self_attention.conv1d.weight.key",                "NK@head A | 1 | W", NULL},
+    {"blocks.{l}.kda.conv_v.weight",           "decoder.layers.{l}.self_attention.conv1d.weight.value",              "NK@head B | 1 | W", NULL},
+    {"blocks.{l}.kda.A_log",                   "decoder.layers.{l}.self_attention.A_log",                            "NK@head", NULL},
+    {"blocks.{l}.kda.dt_bias",                 "decoder.layers.{l}.self_attention.dt_bias",                          "NK@head A", NULL},
     {"blocks.{l}.kda.o_norm.weight",           "decoder.layers.{l}.self_attention.out_norm.weight",                  "B", NULL},
-    {"blocks.{l}.kda.o.weight",                "decoder.layers.{l}.self_attention.out_proj.weight",                  "H | NK@tp B", NULL},
+    {"blocks.{l}.kda.o.weight",                "decoder.layers.{l}.self_attention.out_proj.weight",                  "H | NK@head B", NULL},
 
     {"blocks.{l}.mla.norm.weight",             "decoder.layers.{l}.input_layernorm.weight",                          "H", NULL},
-    {"blocks.{l}.mla.q.weight",                "decoder.layers.{l}.self_attention.linear_q_proj.weight",             "N@tp DN+DR | H", NULL},
+    {"blocks.{l}.mla.q.weight",                "decoder.layers.{l}.self_attention.linear_q_proj.weight",             "N@head DN+DR | H", NULL},
     {"blocks.{l}.mla.q_a.weight",              "decoder.layers.{l}.self_attention.linear_q_down_proj.weight",        "RQ | H", NULL},
     {"blocks.{l}.mla.q_a_norm.weight",         "decoder.layers.{l}.self_attention.linear_q_up_proj.layer_norm_weight", "RQ", "norms=fused"},
     {"blocks.{l}.mla.q_a_norm.weight",         "decoder.layers.{l}.self_attention.q_layernorm.weight",               "RQ", "norms=separate"},
-    {"blocks.{l}.mla.q_b.weight",              "decoder.layers.{l}.self_attention.linear_q_up_proj.weight",          "N@tp DN+DR | RQ", NULL},
+    {"blocks.{l}.mla.q_b.weight",              "decoder.layers.{l}.self_attention.linear_q_up_proj.weight",          "N@head DN+DR | RQ", NULL},
     {"blocks.{l}.mla.kv_a.weight",             "decoder.layers.{l}.self_attention.linear_kv_down_proj.weight",       "RK+DR | H", NULL},
     {"blocks.{l}.mla.kv_a_norm.weight",        "decoder.layers.{l}.self_attention.linear_kv_up_proj.layer_norm_weight", "RK", "norms=fused"},
     {"blocks.{l}.mla.kv_a_norm.weight",        "decoder.layers.{l}.self_attention.kv_layernorm.weight",              "RK", "norms=separate"},
-    {"blocks.{l}.mla.kv_b.weight",             "decoder.layers.{l}.self_attention.linear_kv_up_proj.weight",         "N@tp DN+DV | RK", NULL},
-    {"blocks.{l}.mla.gate.weight",             "decoder.layers.{l}.self_attention.linear_gate.weight",               "GM@tp | H", NULL},
-    {"blocks.{l}.mla.o.weight",                "decoder.layers.{l}.self_attention.linear_proj.weight",               "H | N@tp DV", NULL},
+    {"blocks.{l}.mla.kv_b.weight",             "decoder.layers.{l}.self_attention.linear_kv_up_proj.weight",         "N@head DN+DV | RK", NULL},
+    {"blocks.{l}.mla.gate.weight",             "decoder.layers.{l}.self_attention.linear_gate.weight",               "GM@head | H", NULL},
+    {"blocks.{l}.mla.o.weight",                "decoder.layers.{l}.self_attention.linear_proj.weight",               "H | N@head DV", NULL},
 
     {"blocks.{l}.mlp.norm.weight",             "decoder.layers.{l}.mlp.linear_fc1.layer_norm_weight",                "H", "norms=fused"},
     {"blocks.{l}.mlp.norm.weight",             "decoder.layers.{l}.pre_mlp_layernorm.weight",                        "H", "norms=separate"},
@@ -201,9 +201,9 @@ static ckpt_status read_pattern(const ckpt_json *stored, ckpt_json *canon, ckpt_
             continue;
         CKPT_CHECK(check_letter(*p, buf.len, err));
         if (buf.len >= 2 * CKPT_HYBRID_MAX_LAYERS) {
-            status = ckpt_fail(err, CKPT_E_FORMAT,
-                               "field 'hybrid_layer_pattern': more than %d layers",
-                               2 * CKPT_HYBRID_MAX_LAYERS);
+            status =
+                ckpt_fail(err, CKPT_E_FORMAT, "field 'hybrid_layer_pattern': more than %d layers",
+                          2 * CKPT_HYBRID_MAX_LAYERS);
             goto done;
         }
         ckpt_buf_putc(&buf, *p);
@@ -219,10 +219,18 @@ static ckpt_status read_pattern(const ckpt_json *stored, ckpt_json *canon, ckpt_
     else if (buf.failed)
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory reading a layer pattern");
     else
-        status = ckpt_field_put(canon, "pattern", ckpt_json_new_string((const char *)buf.data), err);
+        status =
+            ckpt_field_put(canon, "pattern", ckpt_json_new_string((const char *)buf.data), err);
 done:
     ckpt_buf_release(&buf);
     return status;
+}
+
+/* A size of the earlier arguments; 0 when missing or nonsense, which is then written anew. */
+static int64_t earlier_size(const ckpt_field_write *w, const char *path)
+{
+    int64_t v = 0;
+    return ckpt_field_size(w->foreign, path, false, &v, NULL) == CKPT_OK ? v : 0;
 }
 
 /* Stage cuts in the old text only fit the old number of stages. */
@@ -238,9 +246,9 @@ static ckpt_status write_pattern(const ckpt_field_write *w, ckpt_err *err)
     for (size_t i = 0; pattern[i] != '\0'; i++)
         CKPT_CHECK(check_letter(pattern[i], i, err));
     if (w->foreign != NULL)
-        CKPT_CHECK(ckpt_field_size(w->foreign, "pipeline_model_parallel_size", false, &stages, err));
-    CKPT_CHECK(ckpt_field_find(w->out, PATTERNS, &old, NULL));
-    const char *text = ckpt_json_string(old);
+        stages = earlier_size(w, "pipeline_model_parallel_size");
+    const char *text =
+        ckpt_field_find(w->out, PATTERNS, &old, NULL) == CKPT_OK ? ckpt_json_string(old) : NULL;
     bool recut = w->has_mesh && (stages == 0 ? 1 : stages) != w->mesh.pp && text != NULL &&
                  strchr(text, '|') != NULL;
     if (!ckpt_field_changed(w, "pattern") && !recut)
@@ -332,8 +340,8 @@ static const struct {
 };
 #define N_YARN (sizeof yarn / sizeof yarn[0])
 
-static ckpt_status read_number(const ckpt_json *stored, const char *path, double absent, double *out,
-                               ckpt_err *err)
+static ckpt_status read_number(const ckpt_json *stored, const char *path, double absent,
+                               double *out, ckpt_err *err)
 {
     const ckpt_json *j;
     ckpt_status status = ckpt_field_find(stored, path, &j, err);
@@ -354,15 +362,17 @@ static ckpt_status read_rope(const ckpt_json *stored, ckpt_json *canon, ckpt_err
     const ckpt_json *j = ckpt_json_get(stored, "rope_type");
     const char *type = j == NULL || ckpt_json_is_null(j) ? "yarn" : ckpt_json_string(j);
     if (type == NULL || (strcmp(type, "rope") != 0 && strcmp(type, "yarn") != 0))
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "field 'rope_type': found %s, supported are rope "
-                         "and yarn", type != NULL ? type : "no string");
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "field 'rope_type': found %s, supported are rope "
+                         "and yarn",
+                         type != NULL ? type : "no string");
     CKPT_CHECK(read_number(stored, "rotary_base", 10000, &theta, err));
     CKPT_CHECK(read_number(stored, "rotary_scaling_factor", 1, &factor, err));
     /* With factor 1 YaRN is plain rotation: same frequencies, attention scale 1. */
     scaled = strcmp(type, "yarn") == 0 && factor != 1;
     CKPT_CHECK(ckpt_field_put(canon, "rope_theta", ckpt_field_number(theta), err));
-    CKPT_CHECK(ckpt_field_put(canon, "rope_type", ckpt_json_new_string(scaled ? "yarn" : "rope"),
-                              err));
+    CKPT_CHECK(
+        ckpt_field_put(canon, "rope_type", ckpt_json_new_string(scaled ? "yarn" : "rope"), err));
     if (!scaled)
         return CKPT_OK;
     CKPT_CHECK(ckpt_field_put(canon, "rope_scaling", ckpt_json_new_object(), err));
@@ -564,7 +574,7 @@ static ckpt_status write_moe(const ckpt_field_write *w, ckpt_err *err)
     if (!softmax && normalize != normalizes(w->canon, false))
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          NAME " cannot say router_normalize %s with sigmoid scores and "
-                         "moe_router_topk %lld: it %s",
+                              "moe_router_topk %lld: it %s",
                          normalize ? "true" : "false", (long long)topk,
                          normalize ? "does not normalise one expert" : "always normalises");
     if (softmax && ckpt_field_changed(w, "router_score,router_normalize"))
@@ -595,8 +605,8 @@ static ckpt_status write_gate(const ckpt_field_write *w, ckpt_err *err)
     CKPT_CHECK(
         ckpt_field_put(w->out, "attention_output_gate", ckpt_json_new_bool(gate != NULL), err));
     if (gate != NULL)
-        CKPT_CHECK(ckpt_field_put(w->out, "gated_attention_proj_granularity", ckpt_json_dup(gate),
-                                  err));
+        CKPT_CHECK(
+            ckpt_field_put(w->out, "gated_attention_proj_granularity", ckpt_json_dup(gate), err));
 done:
     return status;
 }
@@ -639,23 +649,21 @@ done:
     return status;
 }
 
-/* padded_vocab_size = ceil(V / (m TP)) m TP. At an unchanged TP the earlier value stays: some runs
- * pad otherwise, and the stored tensors have that size. */
+/* padded_vocab_size = ceil(V / (m TP)) m TP. An earlier value that the new TP divides stays: some
+ * runs pad otherwise, and resharding need not change the size of stored tensors. */
 static ckpt_status write_vocab(const ckpt_field_write *w, ckpt_err *err)
 {
     ckpt_status status;
     int64_t v = ckpt_canon_int(w->canon, "vocab_size"), tp = w->mesh.tp, multiple = 0;
-    int64_t padded = 0, old_tp = 0, old_v = 0, unit, count;
+    int64_t padded, old_v, unit, count;
     if (w->foreign != NULL) {
-        CKPT_CHECK(ckpt_field_size(w->foreign, "padded_vocab_size", false, &padded, err));
-        CKPT_CHECK(ckpt_field_size(w->foreign, "tensor_model_parallel_size", false, &old_tp, err));
-        CKPT_CHECK(
-            ckpt_field_size(w->foreign, "make_vocab_size_divisible_by", false, &multiple, err));
-        CKPT_CHECK(ckpt_field_size(w->foreign, "vocab_size", false, &old_v, err));
-        old_tp = old_tp == 0 ? 1 : old_tp;
+        padded = earlier_size(w, "padded_vocab_size");
+        multiple = earlier_size(w, "make_vocab_size_divisible_by");
+        old_v = earlier_size(w, "vocab_size");
         if (!w->has_mesh)
-            tp = old_tp;
-        if (padded >= v && (old_v == 0 || old_v == v) && old_tp == tp && padded % tp == 0)
+            tp = earlier_size(w, "tensor_model_parallel_size");
+        tp = tp == 0 ? 1 : tp;
+        if (padded >= v && (old_v == 0 || old_v == v) && padded % tp == 0)
             return CKPT_OK;
     }
     if (multiple == 0)
