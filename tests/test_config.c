@@ -36,7 +36,10 @@ START_TEST(symbols_of_a_configuration_are_bound)
     static const struct {
         const char *gate;
         int64_t rows;
-    } cases[] = {{"headwise", 4}, {"elementwise", 96}};
+    } cases[] = {
+        {"headwise",    4 },
+        {"elementwise", 96}
+    };
     for (size_t i = 0; i < 2; i++) {
         char text[512];
         ckpt_symtab syms = {0};
@@ -80,7 +83,12 @@ START_TEST(complete_names_the_gate_by_its_rows)
     static const struct {
         int64_t rows;
         const char *gate;
-    } cases[] = {{4, "headwise"}, {96, "elementwise"}, {5, NULL}, {0, NULL}};
+    } cases[] = {
+        {4,  "headwise"   },
+        {96, "elementwise"},
+        {5,  NULL         },
+        {0,  NULL         }
+    };
     for (size_t i = 0; i < 4; i++) {
         ckpt_symtab syms = {0};
         ckpt_err err = {0};
@@ -97,6 +105,7 @@ START_TEST(complete_names_the_gate_by_its_rows)
 }
 END_TEST
 
+/* clang-format off */
 static const struct {
     const char *text, *key;
 } bad[] = {
@@ -130,6 +139,7 @@ static const struct {
     {"{\"experts\":8,\"experts_per_token\":5,\"router_groups\":4,\"router_group_topk\":2}",
      "'router_group_topk'"},
 };
+/* clang-format on */
 
 START_TEST(check_bad_value_names_the_key)
 {
@@ -181,6 +191,7 @@ START_TEST(digest_ignores_key_order_only)
 }
 END_TEST
 
+/* clang-format off */
 static const struct {
     ckpt_config_kind kind;
     const char *before, *dtype, *after;
@@ -198,6 +209,7 @@ static const struct {
      "{\"bf16\":false,\"params_dtype\":{\"$torch\":\"float32\"}}"},
     {CKPT_CONFIG_NONE, "{}", "float32", "{}"},
 };
+/* clang-format on */
 
 START_TEST(set_dtype_changes_only_what_says_otherwise)
 {

@@ -17,6 +17,7 @@
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
 /* Arguments of fixtures/mcore/legacy_tp2 as their common state has them. */
+/* clang-format off */
 static const char mcore_args[] =
     "{\"hidden_size\":64,\"num_layers\":8,\"hybrid_layer_pattern\":\"K-K-KE+E\","
     "\"num_attention_heads\":4,\"kv_channels\":32,\"ffn_hidden_size\":96,\"padded_vocab_size\":320,"
@@ -35,8 +36,10 @@ static const char mcore_args[] =
     "\"expert_model_parallel_size\":1,\"position_embedding_type\":\"rope\","
     "\"untie_embeddings_and_output_weights\":true,\"seq_length\":128,"
     "\"consumed_train_samples\":800}";
+/* clang-format on */
 
 /* config.json of the published 48B model (hf-layouts-linear.md section 1.1). */
+/* clang-format off */
 static const char published[] =
     "{\"architectures\":[\"KimiLinearForCausalLM\"],\"auto_map\":{\"AutoConfig\":"
     "\"configuration_kimi.KimiLinearConfig\"},\"bos_token_id\":163584,\"dtype\":\"bfloat16\","
@@ -54,6 +57,7 @@ static const char published[] =
     "\"rms_norm_eps\":1e-05,\"rope_scaling\":null,\"rope_theta\":10000.0,"
     "\"routed_scaling_factor\":2.446,\"tie_word_embeddings\":false,\"topk_group\":1,"
     "\"use_cache\":true,\"use_grouped_topk\":true,\"v_head_dim\":128,\"vocab_size\":163840}";
+/* clang-format on */
 
 static ckpt_json *parse(const char *text)
 {
@@ -183,8 +187,8 @@ START_TEST(default_tags_choose_one_row_a_tensor)
             int chosen = 0;
             for (size_t k = 0; k < a->n_rows; k++)
                 if (strcmp(a->rows[k].canon, a->rows[r].canon) == 0)
-                    chosen += a->rows[k].tag == NULL ||
-                              strstr(a->default_tags, a->rows[k].tag) != NULL;
+                    chosen +=
+                        a->rows[k].tag == NULL || strstr(a->default_tags, a->rows[k].tag) != NULL;
             bool low_rank = strstr(a->rows[r].canon, ".f_") || strstr(a->rows[r].canon, ".g_");
             ck_assert_msg(chosen == 1 || (chosen == 0 && low_rank && a == &MEG), "%s: %s: %d rows",
                           a->name, a->rows[r].canon, chosen);
@@ -199,9 +203,28 @@ START_TEST(views_have_the_shape_of_the_schema)
     static const struct {
         const char *name;
         int64_t v;
-    } sizes[] = {{"V", 11},  {"VP", 13}, {"H", 17}, {"NK", 2}, {"A", 3},  {"B", 5},  {"W", 4},
-                 {"RF", 7},  {"RG", 19}, {"N", 2},  {"DN", 3}, {"DR", 2}, {"DV", 5}, {"RQ", 7},
-                 {"RK", 11}, {"F", 23},  {"E", 3},  {"FE", 5}, {"FS", 6}, {"GM", 2}};
+    } sizes[] = {
+        {"V",  11},
+        {"VP", 13},
+        {"H",  17},
+        {"NK", 2 },
+        {"A",  3 },
+        {"B",  5 },
+        {"W",  4 },
+        {"RF", 7 },
+        {"RG", 19},
+        {"N",  2 },
+        {"DN", 3 },
+        {"DR", 2 },
+        {"DV", 5 },
+        {"RQ", 7 },
+        {"RK", 11},
+        {"F",  23},
+        {"E",  3 },
+        {"FE", 5 },
+        {"FS", 6 },
+        {"GM", 2 }
+    };
     ckpt_symtab syms = {0};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         ck_assert(ckpt_sym_set(&syms, sizes[i].name, sizes[i].v));
@@ -212,8 +235,8 @@ START_TEST(views_have_the_shape_of_the_schema)
             ckpt_err err = {0};
             ckpt_view_out out = {0};
             ckpt_view_in in = {.view = row->view, .e = 1, .syms = &syms};
-            ck_assert_msg(ckpt_view_build(&in, &arena, &out, &err) == CKPT_OK, "%s: %s", row->stored,
-                          err.text);
+            ck_assert_msg(ckpt_view_build(&in, &arena, &out, &err) == CKPT_OK, "%s: %s",
+                          row->stored, err.text);
             int64_t box = 1, want = 1, d;
             for (int a = 0; a < out.map.n; a++)
                 box *= out.map.axis[a].len;
@@ -315,6 +338,7 @@ END_TEST
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
+/* clang-format off */
 static const char *const canonical[N_SOURCES] = {
     "{\"activation\":\"silu\",\"expert_ffn_size\":32,\"experts\":8,\"experts_per_token\":2,"
     "\"ffn_size\":96,\"heads\":4,\"hidden_size\":64,\"init_std\":0.08,\"kda_conv\":4,"
@@ -346,6 +370,7 @@ static const char *const canonical[N_SOURCES] = {
     "\"router_scale\":2.446,\"router_score\":\"sigmoid\",\"shared_ffn_size\":1024,"
     "\"tied\":false,\"v_head_dim\":128,\"vocab_size\":163840}",
 };
+/* clang-format on */
 
 START_TEST(read_gives_the_canonical_configuration)
 {
@@ -363,6 +388,7 @@ START_TEST(read_gives_the_canonical_configuration)
 END_TEST
 
 /* Patches to a source that read as the same or another canonical value of one key. */
+/* clang-format off */
 static const struct {
     int source;
     const char *patches[3], *key, *value; /* value NULL: key absent */
@@ -427,6 +453,7 @@ static const struct {
     {2, {"hybrid_layer_pattern=\"K-K-K-K-\""}, "heads", NULL},
     {2, {"hybrid_layer_pattern=\"K-K-K-K-\""}, "experts", NULL},
 };
+/* clang-format on */
 
 START_TEST(read_variant_gives_the_expected_value)
 {
@@ -461,6 +488,7 @@ END_TEST
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
+/* clang-format off */
 static const struct {
     int source;
     const char *patches[3];
@@ -571,6 +599,7 @@ static const struct {
     {2, {"gated_attention_proj_granularity=3", "attention_output_gate=true"}, CKPT_E_FORMAT,
      "gated_attention_proj_granularity"},
 };
+/* clang-format on */
 
 START_TEST(read_refusal_names_the_field)
 {
@@ -590,6 +619,7 @@ START_TEST(read_refusal_names_the_field)
 END_TEST
 
 /* Canonical configurations that a dialect cannot say: canonical form of a source, then patches. */
+/* clang-format off */
 static const struct {
     int source;
     const char *patches[3];
@@ -633,6 +663,7 @@ static const struct {
      "rope_scaling.alpha"},
     {2, {"rope_type=\"yarn\"", "rope_scaling={\"factor\":4}"}, &MEG, "rope_scaling"},
 };
+/* clang-format on */
 
 START_TEST(write_refuses_what_the_dialect_cannot_say)
 {
@@ -700,9 +731,13 @@ START_TEST(conversions_keep_the_digest)
         int source;
         const ckpt_layout *path[3];
     } ways[] = {
-        {0, {&MEG, &HF, NULL}},    {0, {&HF, &MEG, &HF}}, {1, {&MEG, &FLA, NULL}},
-        {1, {&MEG, &HF, &FLA}},    {1, {&HF, &MEG, &FLA}}, {2, {&MEG, &MEG, NULL}},
-        {3, {&MEG, &HF, &MEG}},
+        {0, {&MEG, &HF, NULL} },
+        {0, {&HF, &MEG, &HF}  },
+        {1, {&MEG, &FLA, NULL}},
+        {1, {&MEG, &HF, &FLA} },
+        {1, {&HF, &MEG, &FLA} },
+        {2, {&MEG, &MEG, NULL}},
+        {3, {&MEG, &HF, &MEG} },
     };
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         uint8_t before[CKPT_SHA256_LEN], after[CKPT_SHA256_LEN];
@@ -788,17 +823,19 @@ START_TEST(megatron_arguments_of_kimi_linear_are_complete)
 }
 END_TEST
 
+/* clang-format off */
 static const struct {
     const char *patches[3];
     int tp, pp; /* 0: no mesh given */
     const char *key, *value;
 } meshes[] = {
-    {{NULL}, 2, 1, "padded_vocab_size", "320"}, /* as stored at this TP */
+    {{NULL}, 2, 1, "padded_vocab_size", "320"}, /* as stored */
     {{NULL}, 0, 1, "padded_vocab_size", "320"},
-    {{NULL}, 1, 1, "padded_vocab_size", "384"},
-    {{NULL}, 4, 1, "padded_vocab_size", "512"},
+    {{NULL}, 1, 1, "padded_vocab_size", "320"},
+    {{NULL}, 3, 1, "padded_vocab_size", "384"},
     {{"vocab_size=65535", "padded_vocab_size=65536"}, 2, 1, "padded_vocab_size", "65536"},
-    {{"vocab_size=32008", "padded_vocab_size=32128"}, 8, 1, "padded_vocab_size", "32768"},
+    {{"vocab_size=32008", "padded_vocab_size=32128"}, 8, 1, "padded_vocab_size", "32128"},
+    {{"vocab_size=32008", "padded_vocab_size=-"}, 8, 1, "padded_vocab_size", "32768"},
     {{"make_vocab_size_divisible_by=64"}, 1, 1, "padded_vocab_size", "320"},
     {{"padded_vocab_size=null"}, 2, 1, "padded_vocab_size", "512"},
     {{NULL}, 1, 1, "tensor_model_parallel_size", "1"},
@@ -810,6 +847,7 @@ static const struct {
     {{"pipeline_model_parallel_size=2", "virtual_pipeline_model_parallel_size=2"}, 2, 1,
      "virtual_pipeline_model_parallel_size", "null"},
 };
+/* clang-format on */
 
 START_TEST(megatron_mesh_fields_follow_the_mesh)
 {
@@ -830,6 +868,96 @@ START_TEST(megatron_mesh_fields_follow_the_mesh)
     }
     ckpt_json_free(out);
     ckpt_json_free(canon);
+    ckpt_json_free(j);
+}
+END_TEST
+
+/* ---- any value in any field ------------------------------------------------------------------ */
+
+static const char *const odd[] = {
+    "null",
+    "true",
+    "false",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "1.5",
+    "1e300",
+    "9007199254740993e0",
+    "\"\"",
+    "\"x\"",
+    "\"K\"",
+    "\"/|\"",
+    "[]",
+    "{}",
+    "[null]",
+    "[[1]]",
+    "[1,2,3,4,5,6,7,8]",
+    "{\"head_dim\":0}",
+};
+
+/* One mutated configuration: refused with one line, or a canonical form that is stable under
+ * writing over the original and from nothing. */
+static int try_mutant(const ckpt_layout *layout, const ckpt_json *j)
+{
+    ckpt_err err = {0};
+    ckpt_json *canon = ckpt_json_new_object(), *out = NULL;
+    ckpt_status status = layout->config_read(j, canon, &err);
+    if (status != CKPT_OK) {
+        ck_assert(status == CKPT_E_FORMAT || status == CKPT_E_UNSUPPORTED);
+        ck_assert(err.code == status && err.text[0] != '\0' && strchr(err.text, '\n') == NULL);
+        ckpt_json_free(canon);
+        return 0;
+    }
+    for (int own = 0; own < 2; own++) {
+        status = layout->config_write(canon, own ? j : NULL, NULL, &out, &err);
+        if (status != CKPT_OK) {
+            ck_assert_msg(status == CKPT_E_UNSUPPORTED, "%s", err.text);
+            ck_assert_msg(strstr(err.text, "not known") != NULL, "%s", err.text);
+            continue;
+        }
+        ckpt_json *back = canon_of(layout, out);
+        expect_equal(back, canon);
+        if (own && layout->claims(j) > 0 && layout != &MEG)
+            expect_equal(out, j);
+        ckpt_json_free(back);
+        ckpt_json_free(out);
+        out = NULL;
+    }
+    ckpt_json_free(canon);
+    return 1;
+}
+
+static int mutate_members(const ckpt_layout *layout, ckpt_json *root, const char *prefix)
+{
+    int read = 0;
+    char keys[128][64];
+    int n = 0;
+    ckpt_json *object = prefix[0] != '\0' ? ckpt_json_get(root, prefix) : root;
+    for (const ckpt_json *c = ckpt_json_child(object); c != NULL && n < 128; c = ckpt_json_next(c))
+        snprintf(keys[n++], sizeof keys[0], "%s", ckpt_json_key(c));
+    for (int k = 0; k < n; k++)
+        for (size_t v = 0; v < sizeof odd / sizeof odd[0]; v++) {
+            ckpt_json *copy = ckpt_json_dup(root), *value = NULL;
+            ckpt_err err = {0};
+            if (ckpt_json_parse(odd[v], strlen(odd[v]), &value, &err) == CKPT_OK) {
+                ck_assert(ckpt_json_set(prefix[0] != '\0' ? ckpt_json_get(copy, prefix) : copy,
+                                        keys[k], value));
+                read += try_mutant(layout, copy);
+            }
+            ckpt_json_free(copy);
+        }
+    return read;
+}
+
+START_TEST(any_value_in_any_field_is_refused_or_stable)
+{
+    ckpt_json *j = source(_i);
+    int read = mutate_members(source_layout[_i], j, "");
+    if (_i == 0 || _i == 3)
+        read += mutate_members(source_layout[_i], j, "linear_attn_config");
+    ck_assert_int_gt(read, 50);
     ckpt_json_free(j);
 }
 END_TEST
@@ -862,6 +990,7 @@ Suite *suite_families(void)
     tcase_add_test(t, megatron_arguments_of_kimi_linear_are_complete);
     tcase_add_loop_test(t, megatron_mesh_fields_follow_the_mesh, 0,
                         sizeof meshes / sizeof meshes[0]);
+    tcase_add_loop_test(t, any_value_in_any_field_is_refused_or_stable, 0, N_SOURCES);
     suite_add_tcase(s, t);
     return s;
 }
