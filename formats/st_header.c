@@ -596,20 +596,21 @@ void ckpt_st_quote(ckpt_buf *out, const char *s, bool ascii)
     ckpt_buf_putc(out, '"');
     for (size_t i = 0; i < n;) {
         unsigned char c = (unsigned char)s[i];
+        if (c >= 0x20 && c != '"' && c != '\\' && (c < 0x7f || !ascii)) {
+            i++;
+            continue;
+        }
         size_t len = c < 0x80 ? 1 : ckpt_utf8_len(s + i, n - i);
         const char *simple = strchr(from, c);
-        bool plain = c >= 0x80 ? !ascii : c >= 0x20 && simple == NULL && !(ascii && c == 0x7f);
         if (len == 0)
             len = 1;
-        if (!plain) {
-            ckpt_buf_append(out, s + run, i - run);
-            if (simple != NULL)
-                ckpt_buf_printf(out, "\\%c", to[simple - from]);
-            else
-                put_escaped(out, decode_utf8(s + i, len));
-            run = i + len;
-        }
+        ckpt_buf_append(out, s + run, i - run);
+        if (simple != NULL)
+            ckpt_buf_printf(out, "\\%c", to[simple - from]);
+        else
+            put_escaped(out, decode_utf8(s + i, len));
         i += len;
+        run = i;
     }
     ckpt_buf_append(out, s + run, n - run);
     ckpt_buf_putc(out, '"');

@@ -90,4 +90,11 @@ static inline void expect_refused(const char *path, ckpt_status want, const char
     expect_open(&src, path, want, message);
 }
 
+static inline const ckpt_tensor *tensor(const ckpt_source *src, const char *name)
+{
+    int64_t i = ckpt_source_find(src, name);
+    ck_assert_msg(i >= 0, "no tensor %s", name);
+    return &src->tensors[i];
+}
+
 #endif

@@ -211,22 +211,21 @@ static const struct {
 
 START_TEST(extra_field_nested_deep_has_expected_verdict)
 {
-    size_t depth = (size_t)depths[_i].depth, n = 0;
     const char *open = _i % 2 == 0 ? "[" : "{\"a\":", *close = _i % 2 == 0 ? "]" : "}";
-    char *text = malloc(strlen(EXTRA("")) + depth * 8 + 8);
+    ckpt_buf text = {0};
     ckpt_source src;
-    n += (size_t)sprintf(text, "{\"test\":{" BODY ",\"x\":");
-    for (size_t i = 0; i < depth; i++)
-        n += (size_t)sprintf(text + n, "%s", open);
-    n += (size_t)sprintf(text + n, "1");
-    for (size_t i = 0; i < depth; i++)
-        n += (size_t)sprintf(text + n, "%s", close);
-    sprintf(text + n, "}}");
-    put_st("t.safetensors", text, 16);
+    ckpt_buf_puts(&text, "{\"test\":{" BODY ",\"x\":");
+    for (int i = 0; i < depths[_i].depth; i++)
+        ckpt_buf_puts(&text, open);
+    ckpt_buf_puts(&text, "1");
+    for (int i = 0; i < depths[_i].depth; i++)
+        ckpt_buf_puts(&text, close);
+    ckpt_buf_puts(&text, "}}");
+    put_st_n("t.safetensors", (const char *)text.data, text.len, 16);
     expect_open(&src, in_scratch("t.safetensors"), depths[_i].want, "nested deeper than 127");
     if (depths[_i].want == CKPT_OK)
         ckpt_source_close(&src);
-    free(text);
+    ckpt_buf_release(&text);
 }
 END_TEST
 
