@@ -98,6 +98,10 @@ const ckpt_pkl *ckpt_pkl_arg(const ckpt_pkl *p, size_t i)
 bool ckpt_pkl_bytes(const ckpt_pkl *p, uint8_t *out, size_t cap, size_t *n)
 {
     *n = 0;
+    if ((ckpt_pkl_is_object(p, "__builtin__", "bytearray") ||
+         ckpt_pkl_is_object(p, "builtins", "bytearray")) &&
+        p->args->n_items == 1)
+        p = p->args->items[0];
     if (is_kind(p, CKPT_PKL_BYTES)) {
         *n = p->len;
         if (*n && cap)
