@@ -73,10 +73,12 @@ bool ckpt_dtype_bytes(ckpt_dtype dtype, int64_t n, uint64_t *out);
 
 /* True if ckpt_dtype_cast can convert between the two: F64 F32 F16 BF16 F8_* in any pair. */
 bool ckpt_dtype_castable(ckpt_dtype from, ckpt_dtype to);
-/* Convert n elements, rounding to nearest even once. NaN stays NaN (sign kept where the format
- * has one); infinities and overflow become infinity where the target has it, else NaN; subnormals
- * are exact. F8_E8M0 as a target keeps only powers of two: other values round to nearest in the
- * exponent; zero and negatives become NaN. src and dst must not overlap. */
+/* Convert n elements, rounding to nearest even once. NaN stays NaN, with its sign and leading
+ * payload bits where the format has them, so that widening and narrowing back is exact; infinities
+ * and overflow become infinity where the target has it, else NaN; subnormals are exact. F8_E8M0 as
+ * a target keeps only powers of two: other values round to the nearest, 1.5 * 2^e up, positive
+ * values below 2^-127 to 2^-127; zero and negatives become NaN (torch drops signs and gives
+ * 2^-127). Any alignment. src and dst must not overlap. */
 void ckpt_dtype_cast(ckpt_dtype to, void *dst, ckpt_dtype from, const void *src, size_t n);
 
 /* One element as double (integers above 2^53 round; complex gives the real part), for display,
