@@ -491,7 +491,7 @@ static const char *const weight_dtypes[] = {"BF16", "F16", "F32"};
 static synth_sizes draw_sizes(synth_rng *rng)
 {
     static const int64_t hidden[] = {8, 16, 24, 40}, heads[] = {2, 4, 8}, dim[] = {2, 4, 6, 8},
-                         vocab[] = {17, 40, 64, 128, 131}, ranks[] = {4, 8, 12},
+                         vocab[] = {17, 40, 131, 1024, 1024}, ranks[] = {4, 8, 12},
                          widths[] = {8, 16, 24}, experts[] = {2, 4, 6, 8}, conv[] = {2, 4};
 #define PICK(set) synth_pick(rng, set, COUNT(set))
     synth_sizes s = {0};
@@ -537,6 +537,7 @@ static void set_units(synth_model *m, const synth_sizes *s)
     m->etp_unit = gcd(8, s->expert_ffn);
     m->experts = strchr(m->pattern, 'E') ? s->experts : 1;
     m->blocks = (int64_t)strlen(m->pattern);
+    m->vocab_fits = s->vocab % (8 * 128) == 0; /* Megatron pads to 128 rows per TP rank */
 }
 
 static void random_hf(synth_model *m, synth_rng *rng)

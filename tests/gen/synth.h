@@ -44,7 +44,8 @@ typedef struct synth_model {
     char pattern[64];
     /* What a mesh must divide: TP (heads, widths), expert TP, EP, PP. */
     int64_t tp_unit, etp_unit, experts, blocks;
-    uint64_t bytes; /* of all tensors */
+    bool vocab_fits; /* no mesh has to pad the vocabulary */
+    uint64_t bytes;  /* of all tensors */
 } synth_model;
 
 /* Sizes of a hybrid model; symbols as in lib/config.h. */
