@@ -233,6 +233,10 @@ static ckpt_status read_central(reader *r, ckpt_arena *arena, ckpt_zip *zip)
     status = get(r, r->cd_offset, cd, (size_t)r->cd_size, "central directory");
     for (size_t i = 0; status == CKPT_OK && i < n; i++)
         status = parse_central(r, cd, &pos, arena, &zip->entries[i], &r->local[i]);
+    if (status == CKPT_OK && pos != r->cd_size)
+        status = ckpt_fail(r->err, CKPT_E_FORMAT,
+                           "zip: %zu entries fill %zu of %llu bytes of central directory", n, pos,
+                           (unsigned long long)r->cd_size);
     for (size_t i = 0; status == CKPT_OK && i < n; i++)
         status = locate(r, &zip->entries[i], r->local[i]);
     zip->n_entries = n;
