@@ -1,0 +1,618 @@
+/* ckpt convert: another container, layout, mesh or dtype of the same checkpoint. Order of events:
+ * options, paths, headers, plan (or refusal), temporary output, check, manifest, rename. */
+#include "convert.h"
+#include "dcp.h"
+#include "sidecar.h"
+#include "usermap.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+typedef struct convert_opts {
+    int to, layout, dtype, norms, optimizer; /* choices; see rows */
+    int64_t tp, pp, ep, etp, cp, iteration, f_rank, g_rank;
+    uint64_t max_shard;
+    ckpt_strings include, exclude, rename;
+    const char *map;
+    bool dtype_force, dry_run, force, resume, verify, approximate, allow_unknown,
+        allow_unknown_objects;
+} convert_opts;
+
+enum { TO_DEFAULT, TO_SAFETENSORS, TO_TORCH_DIST, TO_TORCH, TO_HDF5 };
+static const char *const to_names[] = {NULL, "safetensors", "torch_dist", "torch", "hdf5"};
+enum { LAYOUT_KEEP, LAYOUT_HF, LAYOUT_MEGATRON, LAYOUT_FLA };
+static const char *const group_names[] = {NULL, "hf", "megatron", "fla"};
+enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
+#define OPTIMIZER_PREFIX "optimizer."
+
+#define AT(field) offsetof(convert_opts, field)
+static const ckpt_opt rows[] = {
+    {"to", CKPT_OPT_CHOICE, AT(to), "keep|safetensors|torch_dist|torch|hdf5",
+     "container (default: the source's; torch and hdf5 are not built yet)", 0, 0},
+    {"layout", CKPT_OPT_CHOICE, AT(layout), "keep|hf|megatron|fla",
+     "names and fusing of tensors (default keep)", 0, 0},
+    {"tp", CKPT_OPT_INT, AT(tp), "N", "tensor-parallel size of a torch_dist output", 1, 65536},
+    {"pp", CKPT_OPT_INT, AT(pp), "N", "pipeline-parallel size", 1, 65536},
+    {"ep", CKPT_OPT_INT, AT(ep), "N", "expert-parallel size", 1, 65536},
+    {"etp", CKPT_OPT_INT, AT(etp), "N", "expert tensor-parallel size (default: tp)", 1, 65536},
+    {"cp", CKPT_OPT_INT, AT(cp), "N", "context-parallel size", 1, 65536},
+    {"kda-f-lora-rank", CKPT_OPT_RANK, AT(f_rank), "R|none",
+     "rank of KDA's decay projection; none folds it (--approximate)", 0, 0},
+    {"kda-gate-lora-rank", CKPT_OPT_RANK, AT(g_rank), "R|none",
+     "rank of KDA's output gate; none folds it (--approximate)", 0, 0},
+    {"norms", CKPT_OPT_CHOICE, AT(norms), "keep|fused|separate",
+     "Megatron: norms fused into the following linear layer or separate", 0, 0},
+    {"dtype", CKPT_OPT_CHOICE, AT(dtype), "keep|bf16|f16|f32",
+     "cast floating tensors, except those that training keeps in f32", 0, 0},
+    {"dtype-force", CKPT_OPT_FLAG, AT(dtype_force), NULL, "cast those as well", 0, 0},
+    {"max-shard-size", CKPT_OPT_SIZE, AT(max_shard), "SIZE",
+     "largest safetensors file (default 5GB)", 0, 0},
+    {"optimizer", CKPT_OPT_CHOICE, AT(optimizer), "keep|drop",
+     "optimizer state (keep is not built yet)", 0, 0},
+    {"include", CKPT_OPT_LIST, AT(include), "GLOB",
+     "only tensors whose stored or canonical name matches; repeatable", 0, 0},
+    {"exclude", CKPT_OPT_LIST, AT(exclude), "GLOB", "leave matching tensors out; repeatable", 0, 0},
+    {"rename", CKPT_OPT_LIST, AT(rename), "FROM=TO",
+     "rename an output tensor; one '*' on each side; repeatable", 0, 0},
+    {"map", CKPT_OPT_STRING, AT(map), "FILE", "layout table in JSON", 0, 0},
+    {"iteration", CKPT_OPT_INT, AT(iteration), "N", "iteration of a save root (default: newest)", 0,
+     INT64_MAX},
+    {"approximate", CKPT_OPT_FLAG, AT(approximate), NULL, "permit lossy steps; each is reported", 0,
+     0},
+    {"allow-unknown", CKPT_OPT_FLAG, AT(allow_unknown), NULL,
+     "carry tensors the model does not have, unchanged", 0, 0},
+    {"allow-unknown-objects", CKPT_OPT_FLAG, AT(allow_unknown_objects), NULL,
+     "carry pickled objects of unknown classes, unread", 0, 0},
+    {"dry-run", CKPT_OPT_FLAG, AT(dry_run), NULL, "print the plan, write nothing", 0, 0},
+    {"force", CKPT_OPT_FLAG, AT(force), NULL,
+     "replace an existing DST after success; convert a source that contradicts its manifest", 0, 0},
+    {"resume", CKPT_OPT_FLAG, AT(resume), NULL, "not built yet", 0, 0},
+    {"verify", CKPT_OPT_FLAG, AT(verify), NULL, "read the output back and compare digests", 0, 0},
+    {NULL, CKPT_OPT_FLAG, 0, NULL, NULL, 0, 0},
+};
+#undef AT
+
+typedef struct conversion {
+    ckpt_tool *tool;
+    const convert_opts *o;
+    const char *src_path, *dst_path;
+    ckpt_source src;
+    ckpt_model model;
+    ckpt_manifest old; /* the source's */
+    bool has_old;
+    ckpt_usermap map;
+    const ckpt_container *container; /* of the target */
+    const ckpt_layout *layout;       /* of the target; NULL: none known */
+    ckpt_convert_opts plan_opts;
+    ckpt_plan plan;
+    ckpt_buf common; /* rewritten Megatron common state */
+    ckpt_sidecars sidecars;
+    ckpt_commit commit;
+    ckpt_manifest manifest; /* of the target */
+    ckpt_convert_result result;
+    ckpt_buf text; /* the manifest */
+    size_t optimizer_tensors;
+    double seconds;
+} conversion;
+
+/* ---- source ---------------------------------------------------------------------------------- */
+
+static ckpt_status check_options(const conversion *c, ckpt_err *err)
+{
+    const convert_opts *o = c->o;
+    if (o->to == TO_TORCH || o->to == TO_HDF5)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--to %s: not built yet", to_names[o->to]);
+    if (o->resume)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--resume: not built yet");
+    if (o->map != NULL && o->layout != LAYOUT_KEEP)
+        return ckpt_fail(err, CKPT_E_USAGE, "--map and --layout exclude each other");
+    for (size_t i = 0; i < o->rename.n; i++)
+        if (strchr(o->rename.items[i], '=') == NULL)
+            return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", o->rename.items[i]);
+    if (!o->dry_run && !o->force && ckpt_exists(c->dst_path))
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: exists; --force replaces it", c->dst_path);
+    return CKPT_OK;
+}
+
+static bool is_optimizer(const char *name)
+{
+    return strncmp(name, OPTIMIZER_PREFIX, sizeof OPTIMIZER_PREFIX - 1) == 0;
+}
+
+/* Optimizer state is not part of any layout yet: with --optimizer drop it is taken out of the
+ * source's tables before binding. Removal keeps them sorted. */
+static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
+{
+    size_t kept = 0, kept_objects = 0;
+    ckpt_source *src = &c->src;
+    for (size_t i = 0; i < src->n_tensors; i++)
+        c->optimizer_tensors += is_optimizer(src->tensors[i].name);
+    if (c->optimizer_tensors > 0 && c->o->optimizer == OPTIMIZER_KEEP)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s: %zu optimizer tensors: carrying them comes later; --optimizer drop "
+                         "leaves them out", c->src_path, c->optimizer_tensors);
+    if (c->o->optimizer == OPTIMIZER_KEEP)
+        return CKPT_OK;
+    for (size_t i = 0; i < src->n_tensors; i++)
+        if (!is_optimizer(src->tensors[i].name))
+            src->tensors[kept++] = src->tensors[i];
+    for (size_t i = 0; i < src->n_objects; i++)
+        if (!is_optimizer(src->objects[i].name))
+            src->objects[kept_objects++] = src->objects[i];
+    src->n_tensors = kept;
+    src->n_objects = kept_objects;
+    return CKPT_OK;
+}
+
+static ckpt_status open_source(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_model_opts bind = {.allow_unknown = c->o->allow_unknown};
+    if (c->o->map != NULL)
+        CKPT_TRY(ckpt_usermap_load(&c->map, c->o->map, err), "--map");
+    if (c->map.source)
+        bind.layout = &c->map.layout;
+    CKPT_CHECK(ckpt_tool_open(c->tool, &c->src, c->src_path, c->o->iteration, err));
+    ckpt_tool_warnings(c->tool, &c->src);
+    if (!c->o->dry_run)
+        CKPT_CHECK(ckpt_convert_apart_files(&c->src, c->dst_path, err));
+    if (!c->o->allow_unknown_objects)
+        CKPT_CHECK(ckpt_tool_check_objects(&c->src, err));
+    CKPT_CHECK(settle_optimizer(c, err));
+    CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model, &c->src, &bind, err));
+    ckpt_err why = {0};
+    if (ckpt_manifest_load(&c->src, &c->old, &c->has_old, &why) != CKPT_OK) {
+        ckpt_tool_warn(c->tool, "%s: ignored", why.text);
+        c->has_old = false;
+    }
+done:
+    return status;
+}
+
+/* ---- target ---------------------------------------------------------------------------------- */
+
+static bool ends_with(const char *s, const char *suffix)
+{
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && strcmp(s + n - m, suffix) == 0;
+}
+
+static ckpt_status choose_container(conversion *c, ckpt_err *err)
+{
+    c->container = c->src.container;
+    if (c->o->to != TO_DEFAULT)
+        c->container = ckpt_container_find(to_names[c->o->to]);
+    else if (ends_with(c->dst_path, ".safetensors"))
+        c->container = ckpt_container_find("safetensors");
+    if (c->container == NULL || c->container->layout == NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s: container %s is not written by this version; choose --to safetensors "
+                         "or torch_dist", c->dst_path,
+                         c->container != NULL ? c->container->name : to_names[c->o->to]);
+    c->plan_opts.container = c->container;
+    c->plan_opts.sharded = strcmp(c->container->name, "torch_dist") == 0;
+    c->plan_opts.single_file =
+        strcmp(c->container->name, "safetensors") == 0 && ends_with(c->dst_path, ".safetensors");
+    c->plan_opts.max_shard_bytes = c->plan_opts.single_file ? 0 : c->o->max_shard;
+    return CKPT_OK;
+}
+
+/* Several layouts of one group may serve a family: the first that can express this model. */
+static const ckpt_layout *first_fitting(const conversion *c, const char *group)
+{
+    const ckpt_layout *first = NULL;
+    const ckpt_json *foreign = ckpt_foreign_config(c->has_old ? &c->old : NULL, group);
+    for (size_t i = 0; ckpt_layouts[i] != NULL; i++) {
+        const ckpt_layout *l = ckpt_layouts[i];
+        ckpt_json *config = NULL;
+        if (strcmp(l->group, group) != 0 || strcmp(l->family, c->model.layout->family) != 0)
+            continue;
+        if (first == NULL)
+            first = l;
+        if (l->config_write == NULL)
+            return l;
+        ckpt_status status =
+            l->config_write(c->model.config, foreign, &c->plan_opts.mesh, &config, NULL);
+        if (status == CKPT_OK) {
+            ckpt_json_free(config);
+            return l;
+        }
+    }
+    return first;
+}
+
+static ckpt_status choose_layout(conversion *c, ckpt_err *err)
+{
+    const char *group = group_names[c->o->layout];
+    c->layout = c->model.layout;
+    if (c->o->map != NULL && !c->map.source)
+        c->layout = &c->map.layout;
+    if (group == NULL || (c->layout != NULL && strcmp(c->layout->group, group) == 0))
+        return CKPT_OK;
+    if (c->model.layout == NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s: no known model family, so it cannot become layout %s; --layout keep "
+                         "changes only the container", c->src_path, group);
+    c->layout = first_fitting(c, group);
+    if (c->layout == NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: family %s has no layout %s", c->src_path,
+                         c->model.layout->family, group);
+    return CKPT_OK;
+}
+
+/* Sizes not asked for are 1, unless none is: then a Megatron checkpoint keeps its own. */
+static ckpt_status choose_mesh(conversion *c, ckpt_err *err)
+{
+    const convert_opts *o = c->o;
+    bool asked = o->tp > 0 || o->pp > 0 || o->ep > 0 || o->etp > 0 || o->cp > 0;
+    ckpt_mesh *mesh = &c->plan_opts.mesh;
+    *mesh = (ckpt_mesh){.tp = o->tp > 0 ? (int)o->tp : 1,
+                        .pp = o->pp > 0 ? (int)o->pp : 1,
+                        .ep = o->ep > 0 ? (int)o->ep : 1,
+                        .etp = (int)o->etp,
+                        .cp = o->cp > 0 ? (int)o->cp : 1,
+                        .dp = 1};
+    bool keeps = c->src.config_kind == CKPT_CONFIG_MEGATRON && c->plan_opts.sharded &&
+                 (c->o->layout == LAYOUT_KEEP || c->o->layout == LAYOUT_MEGATRON);
+    if (!asked && keeps && c->o->map == NULL) {
+        *mesh = c->model.mesh;
+        mesh->dp = 1;
+    }
+    ckpt_status status = ckpt_mesh_resolve(mesh, err);
+    if (status != CKPT_OK)
+        ckpt_tool_frame(err, c->dst_path);
+    return status;
+}
+
+static void choose_values(conversion *c)
+{
+    static const ckpt_dtype dtypes[] = {CKPT_F32, CKPT_BF16, CKPT_F16, CKPT_F32};
+    static const char *const norms[] = {NULL, "norms=fused", "norms=separate"};
+    const convert_opts *o = c->o;
+    ckpt_convert_opts *p = &c->plan_opts;
+    p->layout = c->layout == c->model.layout ? NULL : c->layout;
+    p->tags = norms[o->norms];
+    p->include = o->include.items;
+    p->n_include = o->include.n;
+    p->exclude = o->exclude.items;
+    p->n_exclude = o->exclude.n;
+    p->rename = o->rename.items;
+    p->n_rename = o->rename.n;
+    p->cast = o->dtype > 0 ? CKPT_CAST_TO : CKPT_CAST_KEEP;
+    p->dtype = dtypes[o->dtype];
+    p->dtype_force = o->dtype_force;
+    p->allow_unknown = o->allow_unknown;
+    p->allow_unknown_objects = o->allow_unknown_objects;
+    p->approximate = o->approximate;
+    p->fold_f = o->f_rank < 0;
+    p->fold_g = o->g_rank < 0;
+    p->f_rank = o->f_rank > 0 ? o->f_rank : 0;
+    p->g_rank = o->g_rank > 0 ? o->g_rank : 0;
+    p->foreign_config = ckpt_foreign_config(c->has_old ? &c->old : NULL,
+                                            c->layout != NULL ? c->layout->group : "");
+}
+
+/* A Megatron target keeps what else the source's common state holds (schedulers, RNG, versions)
+ * and gets the new args. */
+static ckpt_status rewrite_common(void *self, ckpt_plan *plan, ckpt_err *err)
+{
+    conversion *c = self;
+    ckpt_out *out = &plan->out;
+    if (out->config_kind != CKPT_CONFIG_MEGATRON || c->src.common == NULL ||
+        c->src.container != c->container)
+        return CKPT_OK;
+    ckpt_status status = ckpt_dcp_common_with_args(&c->src, plan->config, &c->common, err);
+    if (status != CKPT_OK)
+        return status;
+    ckpt_out_object *at = NULL;
+    for (size_t i = 0; i < out->n_objects && at == NULL; i++)
+        if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
+            at = &out->objects[i];
+    if (at == NULL) {
+        ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
+        if (grown == NULL)
+            return ckpt_tool_no_memory(err);
+        if (out->n_objects > 0)
+            memcpy(grown, out->objects, out->n_objects * sizeof *grown);
+        out->objects = grown;
+        at = &grown[out->n_objects++];
+        at->name = CKPT_DCP_COMMON_OBJECT;
+    }
+    at->data = c->common.data;
+    at->length = c->common.len;
+    return CKPT_OK;
+}
+
+static ckpt_status make_plan(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(choose_container(c, err));
+    CKPT_CHECK(choose_mesh(c, err));
+    CKPT_CHECK(choose_layout(c, err));
+    choose_values(c);
+    c->plan_opts.before_layout = rewrite_common;
+    c->plan_opts.self = c;
+    status = ckpt_plan_convert(&c->plan, &c->model, &c->plan_opts, err);
+    if (status != CKPT_OK)
+        ckpt_tool_frame(err, c->src_path);
+done:
+    return status;
+}
+
+static void report_lines(conversion *c, const char *kind, const char *const *lines, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ckpt_tool_note(c->tool, "%s: %s", kind, lines[i]);
+}
+
+static void report_plan(conversion *c)
+{
+    if (c->o->optimizer == OPTIMIZER_DROP && c->optimizer_tensors > 0)
+        ckpt_tool_note(c->tool, "dropped: %zu optimizer tensors", c->optimizer_tensors);
+    report_lines(c, "dropped", c->plan.dropped, c->plan.n_dropped);
+    report_lines(c, "not cast", c->plan.not_cast, c->plan.n_not_cast);
+    report_lines(c, "lossy", c->plan.lossy, c->plan.n_lossy);
+    report_lines(c, "note", c->model.notes, c->model.n_notes);
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* A damaged source must not turn into an intact-looking result. Comparable only when every tensor
+ * of the source took part as stored. */
+static ckpt_status check_source_root(const conversion *c, ckpt_err *err)
+{
+    if (!c->has_old || c->o->force || c->o->include.n > 0 || c->o->exclude.n > 0 ||
+        c->plan.n_lossy > 0 || c->plan.n_results != c->old.n_tensors ||
+        c->model.n_tensors != c->old.n_tensors)
+        return CKPT_OK;
+    if (memcmp(c->result.source_root, c->old.root, CKPT_SHA256_LEN) == 0)
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_MISMATCH,
+                     "%s: the tensors contradict the source's manifest; `ckpt verify --hash` names "
+                     "them, --force converts them anyway", c->src_path);
+}
+
+static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    const ckpt_layout *from = c->model.layout;
+    static const char *const kinds[] = {NULL, "hf", "megatron"};
+    const char *single = c->plan_opts.single_file ? ckpt_basename(c->dst_path) : NULL;
+    const char *from_group = from != NULL ? from->group : kinds[c->src.config_kind];
+    const char *to_group = c->layout != NULL ? c->layout->group : kinds[c->plan.out.config_kind];
+    ckpt_manifest *m = &c->manifest;
+    CKPT_CHECK(ckpt_manifest_of_plan(m, &c->plan, &c->result, single, err));
+    m->layout = c->layout != NULL ? c->layout->name : NULL;
+    m->family = c->layout != NULL ? c->layout->family : NULL;
+    m->container = c->container->name;
+    m->mesh = c->plan_opts.mesh;
+    m->created = ckpt_manifest_created(&c->src, &m->arena);
+    CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->src, from_group,
+                                  c->plan_opts.single_file ? NULL : to_group, err));
+done:
+    return status;
+}
+
+static ckpt_status write_sidecars(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    if (c->plan_opts.single_file)
+        return CKPT_OK;
+    CKPT_CHECK(ckpt_sidecars_collect(&c->sidecars, &c->src, c->has_old ? &c->old : NULL, err));
+    CKPT_CHECK(ckpt_sidecars_write(&c->sidecars, &c->commit, &c->plan.sink,
+                                   c->plan.out.config_kind == CKPT_CONFIG_MEGATRON, &c->manifest,
+                                   err));
+done:
+    return status;
+}
+
+static ckpt_status check_written(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    const char *dir = c->plan.sink.manifest_dir != NULL ? c->plan.sink.manifest_dir : "";
+    bool filtered = c->o->rename.n > 0 || c->o->include.n > 0 || c->o->exclude.n > 0;
+    CKPT_CHECK(
+        ckpt_convert_reopen(c->tool, &c->plan, c->container, c->commit.temp_path, err));
+    if (c->o->verify)
+        CKPT_CHECK(ckpt_convert_reread(c->tool, &c->manifest, c->container, c->layout,
+                                       c->commit.temp_path,
+                                       c->plan_opts.single_file ? NULL : dir, filtered, err));
+done:
+    return status;
+}
+
+/* The manifest of a directory is its last file; that of a single file follows it, and one that
+ * describes an older file of this name must not outlive it. */
+static ckpt_status publish(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    char *path = NULL;
+    CKPT_CHECK(ckpt_manifest_print(&c->manifest, &c->text, err));
+    if (c->plan_opts.single_file) {
+        path = ckpt_arena_printf(&c->tool->arena, "%s%s", c->dst_path, CKPT_MANIFEST_SUFFIX);
+        if (path == NULL)
+            return ckpt_tool_no_memory(err);
+        (void)unlink(path);
+        CKPT_CHECK(ckpt_commit_finish(&c->commit, err));
+        CKPT_CHECK(ckpt_tool_write_file(path, c->text.data, c->text.len, err));
+        goto done;
+    }
+    path = ckpt_path_join(&c->tool->arena,
+                          c->plan.sink.manifest_dir != NULL ? c->plan.sink.manifest_dir : "",
+                          CKPT_MANIFEST_NAME);
+    if (path == NULL)
+        return ckpt_tool_no_memory(err);
+    CKPT_CHECK(ckpt_commit_write(&c->commit, path, c->text.data, c->text.len, err));
+    CKPT_CHECK(ckpt_commit_finish(&c->commit, err));
+done:
+    return status;
+}
+
+static ckpt_status write_output(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_bar bar;
+    struct timespec start;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    CKPT_CHECK(ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force,
+                                 err));
+    ckpt_bar_start(&bar, "convert", c->tool->progress);
+    ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
+    status = ckpt_stream_convert(&c->plan, c->commit.temp_path, &opts, &c->tool->arena, &c->result,
+                                 err);
+    ckpt_bar_stop(&bar);
+    if (status != CKPT_OK)
+        goto done;
+    CKPT_CHECK(check_source_root(c, err));
+    CKPT_CHECK(fill_manifest(c, err));
+    CKPT_CHECK(write_sidecars(c, err));
+    CKPT_CHECK(check_written(c, err));
+    CKPT_CHECK(ckpt_check_interrupted(err));
+    CKPT_CHECK(publish(c, err));
+    c->seconds = ckpt_seconds_since(&start);
+done:
+    return status;
+}
+
+/* ---- reporting ------------------------------------------------------------------------------- */
+
+static const char *why_root_differs(conversion *c)
+{
+    ckpt_buf b = {0};
+    size_t cast = 0;
+    for (size_t i = 0; i < c->plan.n_results; i++)
+        cast += c->plan.results[i].gather.from != c->plan.results[i].gather.to;
+    if (cast > 0)
+        ckpt_buf_printf(&b, "%zu tensors cast", cast);
+    if (c->plan.n_lossy > 0)
+        ckpt_buf_printf(&b, "%s%zu lossy steps", b.len > 0 ? ", " : "", c->plan.n_lossy);
+    if (b.len == 0)
+        ckpt_buf_puts(&b, "not every tensor was taken over");
+    const char *text = b.failed ? NULL : ckpt_arena_strdup(&c->tool->arena, (const char *)b.data);
+    ckpt_buf_release(&b);
+    return text != NULL ? text : "?";
+}
+
+static void print_summary(conversion *c)
+{
+    char root[2 * CKPT_SHA256_LEN + 1];
+    ckpt_arena *arena = &c->tool->arena;
+    bool equal = memcmp(c->result.root, c->result.source_root, CKPT_SHA256_LEN) == 0;
+    ckpt_hex(c->result.root, root);
+    printf("%s tensors, %zu files, %s in %.2f s, root %s, %s%s%s\n",
+           ckpt_count(arena, c->plan.n_results), c->plan.sink.n_files,
+           ckpt_human(arena, c->result.bytes), c->seconds, root,
+           ckpt_paint_on(c->tool->color, equal ? CKPT_GREEN : CKPT_YELLOW),
+           equal ? "root equals source" : "root differs: ", equal ? "" : why_root_differs(c));
+    if (c->tool->color)
+        printf("%s", ckpt_paint_off(true));
+}
+
+static void write_json(conversion *c)
+{
+    ckpt_jw *w = &c->tool->json;
+    struct rusage usage;
+    ckpt_jw_string(w, "destination", c->dst_path);
+    ckpt_jw_string(w, "container", c->container->name);
+    ckpt_jw_string(w, "layout", c->layout != NULL ? c->layout->name : NULL);
+    ckpt_tool_json_mesh(w, &c->plan_opts.mesh);
+    ckpt_jw_u64(w, "tensors", c->plan.n_results);
+    ckpt_jw_lines(w, "lossy", c->plan.lossy, c->plan.n_lossy);
+    ckpt_jw_lines(w, "dropped", c->plan.dropped, c->plan.n_dropped);
+    ckpt_jw_lines(w, "not_cast", c->plan.not_cast, c->plan.n_not_cast);
+    ckpt_jw_lines(w, "notes", c->model.notes, c->model.n_notes);
+    ckpt_jw_bool(w, "dry_run", c->o->dry_run);
+    if (c->o->dry_run) {
+        ckpt_jw_u64(w, "bytes", c->plan.total_bytes);
+        ckpt_convert_show_json(c->tool, &c->plan);
+        return;
+    }
+    ckpt_jw_hex(w, "source_root", c->result.source_root);
+    ckpt_jw_hex(w, "root", c->result.root);
+    ckpt_jw_u64(w, "bytes", c->result.bytes);
+    ckpt_jw_real(w, "seconds", c->seconds);
+    getrusage(RUSAGE_SELF, &usage);
+    ckpt_jw_u64(w, "peak_memory", (uint64_t)usage.ru_maxrss * 1024);
+    ckpt_jw_u64(w, "buffer_memory", c->result.buffer_bytes);
+    ckpt_jw_open(w, "files", '[');
+    for (size_t i = 0; i < c->manifest.n_files; i++) {
+        const ckpt_manifest_file *f = &c->manifest.files[i];
+        ckpt_jw_open(w, NULL, '{');
+        ckpt_jw_string(w, "name", f->name);
+        ckpt_jw_u64(w, "size", f->size);
+        ckpt_jw_hex(w, "sha256", f->sha256);
+        ckpt_jw_close(w, '}');
+    }
+    ckpt_jw_close(w, ']');
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static ckpt_status convert(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(ckpt_convert_apart(c->src_path, c->dst_path, err));
+    CKPT_CHECK(check_options(c, err));
+    CKPT_CHECK(open_source(c, err));
+    CKPT_CHECK(make_plan(c, err));
+    report_plan(c);
+    if (c->o->dry_run) {
+        if (ckpt_tool_text(c->tool))
+            ckpt_convert_show(c->tool, &c->plan);
+    } else {
+        CKPT_CHECK(write_output(c, err));
+        if (ckpt_tool_text(c->tool))
+            print_summary(c);
+    }
+    if (c->tool->g.json)
+        write_json(c);
+done:
+    return status;
+}
+
+static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
+{
+    conversion c = {.tool = tool, .o = opts, .src_path = tool->operands.items[0]};
+    size_t n = strlen(tool->operands.items[1]);
+    while (n > 1 && tool->operands.items[1][n - 1] == '/')
+        n--;
+    c.dst_path = ckpt_arena_strndup(&tool->arena, tool->operands.items[1], n);
+    ckpt_status status = c.dst_path != NULL ? convert(&c, err) : ckpt_tool_no_memory(err);
+    ckpt_commit_abort(&c.commit);
+    ckpt_buf_release(&c.text);
+    ckpt_manifest_release(&c.manifest);
+    ckpt_sidecars_release(&c.sidecars);
+    ckpt_plan_release(&c.plan);
+    ckpt_buf_release(&c.common);
+    ckpt_model_release(&c.model);
+    ckpt_manifest_release(&c.old);
+    ckpt_source_close(&c.src);
+    ckpt_usermap_release(&c.map);
+    return status;
+}
+
+static void defaults(void *opts)
+{
+    convert_opts *o = opts;
+    o->iteration = -1;
+    o->max_shard = 5000000000U;
+}
+
+const ckpt_command ckpt_cmd_convert = {
+    .name = "convert",
+    .synopsis = "SRC DST",
+    .what = "write a checkpoint in another container, layout, mesh or dtype",
+    .opts = rows,
+    .opts_size = sizeof(convert_opts),
+    .min_operands = 2,
+    .max_operands = 2,
+    .writes = true,
+    .defaults = defaults,
+    .run = run,
+    .notes =
+        "DST ending in .safetensors is one file, with its manifest at DST.ckpt.manifest.json;\n"
+        "otherwise DST is a directory. Mesh sizes that are not given are 1; if none is given, a\n"
+        "Megatron checkpoint that stays one keeps its own.\n",
+};

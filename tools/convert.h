@@ -1,0 +1,31 @@
+/* Parts of `ckpt convert` that stand by themselves. */
+#ifndef CKPT_CONVERT_H
+#define CKPT_CONVERT_H
+
+#include "tool.h"
+
+/* Print a plan: every output file, what it holds and where each part comes from. */
+void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan);
+void ckpt_convert_show_json(ckpt_tool *tool, const ckpt_plan *plan);
+
+/* Open what was just written and compare names, dtypes, shapes and objects with the plan: headers
+ * only. container: the target's. */
+ckpt_status ckpt_convert_reopen(ckpt_tool *tool, const ckpt_plan *plan,
+                                const ckpt_container *container, const char *path,
+                                ckpt_err *err) CKPT_MUST_USE;
+/* Read everything back: file digests against the manifest (whose names are relative to path/dir,
+ * or which describes the one file at path when dir is NULL), and tensor digests through the target
+ * layout. filtered: renamed or partial output, which no layout has to recognise. */
+ckpt_status ckpt_convert_reread(ckpt_tool *tool, const ckpt_manifest *m,
+                                const ckpt_container *container, const ckpt_layout *layout,
+                                const char *path, const char *dir, bool filtered,
+                                ckpt_err *err) CKPT_MUST_USE;
+
+/* Refuse (CKPT_E_USAGE) a destination that is the source, lies in it or contains it, however it is
+ * spelled: symbolic and hard links included. */
+ckpt_status ckpt_convert_apart(const char *src, const char *dst, ckpt_err *err) CKPT_MUST_USE;
+/* The same for the files an opened source really reads. */
+ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst, ckpt_err *err)
+    CKPT_MUST_USE;
+
+#endif

@@ -1,0 +1,200 @@
+/* Before and after a conversion: are source and destination apart, and is what was written what
+ * was planned? */
+#include "convert.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* ---- source and destination ------------------------------------------------------------------ */
+
+/* Canonical path of something that may not exist yet: its parent's, plus the last name. */
+static bool resolve(const char *path, char out[PATH_MAX])
+{
+    char copy[PATH_MAX], parent[PATH_MAX];
+    size_t n = strlen(path);
+    if (realpath(path, out) != NULL)
+        return true;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n >= sizeof copy)
+        return false;
+    memcpy(copy, path, n);
+    copy[n] = '\0';
+    char *slash = strrchr(copy, '/');
+    const char *name = slash != NULL ? slash + 1 : copy;
+    const char *dir = slash == NULL ? "." : slash == copy ? "/" : copy;
+    if (slash != NULL && slash != copy)
+        *slash = '\0';
+    if (realpath(dir, parent) == NULL)
+        return false;
+    int len = snprintf(out, PATH_MAX, "%s/%s", strcmp(parent, "/") == 0 ? "" : parent, name);
+    return len > 0 && len < PATH_MAX;
+}
+
+static bool is_inside(const char *path, const char *dir)
+{
+    size_t n = strlen(dir);
+    if (strcmp(dir, "/") == 0)
+        return true;
+    return strncmp(path, dir, n) == 0 && path[n] == '/';
+}
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat sa, sb;
+    return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev &&
+           sa.st_ino == sb.st_ino;
+}
+
+ckpt_status ckpt_convert_apart(const char *src, const char *dst, ckpt_err *err)
+{
+    char rs[PATH_MAX], rd[PATH_MAX];
+    if (same_file(src, dst))
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: source and destination are the same", dst);
+    if (!resolve(src, rs) || !resolve(dst, rd))
+        return CKPT_OK; /* opening either says why */
+    if (strcmp(rs, rd) == 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: source and destination are the same", dst);
+    if (is_inside(rd, rs))
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: the destination lies inside the source", dst);
+    if (is_inside(rs, rd))
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: the source lies inside the destination", dst);
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst, ckpt_err *err)
+{
+    char rd[PATH_MAX], rf[PATH_MAX];
+    if (!resolve(dst, rd))
+        return CKPT_OK;
+    for (size_t i = 0; i < src->n_files; i++) {
+        const char *path = src->files[i].path;
+        if (same_file(path, dst))
+            return ckpt_fail(err, CKPT_E_USAGE, "%s: the destination is the source's file %s", dst,
+                             src->files[i].name);
+        if (realpath(path, rf) != NULL && is_inside(rf, rd))
+            return ckpt_fail(err, CKPT_E_USAGE, "%s: the source's file %s lies inside the "
+                             "destination", dst, src->files[i].name);
+    }
+    return CKPT_OK;
+}
+
+/* ---- after writing --------------------------------------------------------------------------- */
+
+static ckpt_status compare_tensor(const ckpt_tensor *t, const ckpt_out_tensor *o, ckpt_err *err)
+{
+    bool same = t->dtype == o->dtype && t->rank == o->rank;
+    for (int d = 0; same && d < t->rank; d++)
+        same = t->dims[d] == o->dims[d];
+    if (same)
+        return CKPT_OK;
+    ckpt_arena scratch = {0};
+    ckpt_status status =
+        ckpt_fail(err, CKPT_E_INTERNAL, "written tensor '%s' reads back as %s %s, planned %s %s",
+                  o->name, ckpt_dtype_get(t->dtype)->name, ckpt_shape(&scratch, t->rank, t->dims),
+                  ckpt_dtype_get(o->dtype)->name, ckpt_shape(&scratch, o->rank, o->dims));
+    ckpt_arena_free(&scratch);
+    return status;
+}
+
+ckpt_status ckpt_convert_reopen(ckpt_tool *tool, const ckpt_plan *plan,
+                                const ckpt_container *container, const char *path, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_source src = {0};
+    ckpt_open_opts opts = {.iteration = -1, .container = container->name};
+    (void)tool;
+    CKPT_TRY(ckpt_source_open(&src, path, &opts, err), "checking what was written");
+    for (size_t i = 0; i < plan->out.n_tensors; i++) {
+        int64_t at = ckpt_source_find(&src, plan->out.tensors[i].name);
+        if (at < 0) {
+            status = ckpt_fail(err, CKPT_E_INTERNAL, "planned tensor '%s' is not in what was written",
+                               plan->out.tensors[i].name);
+            goto done;
+        }
+        CKPT_CHECK(compare_tensor(&src.tensors[at], &plan->out.tensors[i], err));
+    }
+    if (src.n_tensors != plan->out.n_tensors)
+        status = ckpt_fail(err, CKPT_E_INTERNAL, "%zu tensors were written, %zu planned",
+                           src.n_tensors, plan->out.n_tensors);
+done:
+    ckpt_source_close(&src);
+    return status;
+}
+
+static ckpt_status compare_files(const ckpt_manifest *m, const char *path, const char *dir,
+                                 ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_arena scratch = {0};
+    const char *base = dir == NULL ? path : *dir != '\0' ? ckpt_path_join(&scratch, path, dir) : path;
+    for (size_t i = 0; i < m->n_files && base != NULL; i++) {
+        uint8_t digest[CKPT_SHA256_LEN];
+        uint64_t size = 0;
+        const char *file = dir == NULL ? path : ckpt_path_join(&scratch, base, m->files[i].name);
+        if (file == NULL) {
+            status = ckpt_tool_no_memory(err);
+            goto done;
+        }
+        CKPT_CHECK(ckpt_tool_file_digest(file, digest, &size, err));
+        if (size != m->files[i].size || memcmp(digest, m->files[i].sha256, sizeof digest) != 0) {
+            status = ckpt_fail(err, CKPT_E_IO, "%s: reads back differently from what was written",
+                               m->files[i].name);
+            goto done;
+        }
+    }
+done:
+    ckpt_arena_free(&scratch);
+    return status;
+}
+
+static ckpt_status compare_tensors(ckpt_tool *tool, const ckpt_manifest *m, const ckpt_model *model,
+                                   ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_bar bar;
+    ckpt_tensor_hash *hashes =
+        ckpt_arena_array(&tool->arena, model->n_tensors + 1, sizeof *hashes);
+    if (hashes == NULL)
+        return ckpt_tool_no_memory(err);
+    ckpt_bar_start(&bar, "verify", tool->progress);
+    ckpt_stream_opts opts = ckpt_tool_stream(tool, &bar);
+    status = ckpt_stream_digest(model, &opts, &tool->arena, hashes, NULL, err);
+    ckpt_bar_stop(&bar);
+    for (size_t i = 0; status == CKPT_OK && i < model->n_tensors; i++) {
+        int64_t at = ckpt_manifest_find_tensor(m, model->tensors[i].name);
+        if (at < 0 ||
+            memcmp(m->tensors[at].hash.digest, hashes[i].digest, CKPT_SHA256_LEN) != 0)
+            status = ckpt_fail(err, CKPT_E_INTERNAL, "tensor '%s' reads back differently",
+                               model->tensors[i].name);
+    }
+    if (status == CKPT_OK && model->n_tensors != m->n_tensors)
+        status = ckpt_fail(err, CKPT_E_INTERNAL, "%zu tensors read back, %zu written",
+                           model->n_tensors, m->n_tensors);
+    return status;
+}
+
+ckpt_status ckpt_convert_reread(ckpt_tool *tool, const ckpt_manifest *m,
+                                const ckpt_container *container, const ckpt_layout *layout,
+                                const char *path, const char *dir, bool filtered, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_source src = {0};
+    ckpt_model model = {0};
+    ckpt_open_opts opts = {.iteration = -1, .container = container->name};
+    ckpt_model_opts bind = {.layout = layout, .allow_unknown = true};
+    if (layout == NULL)
+        bind.layout_group = ""; /* no layout's: names stay as stored */
+    CKPT_CHECK(compare_files(m, path, dir, err));
+    if (filtered)
+        goto done;
+    CKPT_TRY(ckpt_source_open(&src, path, &opts, err), "checking what was written");
+    CKPT_TRY(ckpt_model_bind(&model, &src, &bind, err), "checking what was written");
+    CKPT_CHECK(compare_tensors(tool, m, &model, err));
+done:
+    ckpt_model_release(&model);
+    ckpt_source_close(&src);
+    return status;
+}

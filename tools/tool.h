@@ -1,0 +1,96 @@
+/* What every command shares: its row in the table, the global options and the result document.
+ *
+ * A command returns CKPT_OK, CKPT_E_MISMATCH with an empty error text when its own output already
+ * says what differs, or a failure whose text becomes the one error line
+ * `ckpt: COMMAND: PATH: ...`. In --json mode it adds members to tool->json, which main() opens with
+ * command, version and path, and closes with ok (and error). */
+#ifndef CKPT_TOOL_H
+#define CKPT_TOOL_H
+
+#include "manifest.h"
+#include "opts.h"
+#include "render.h"
+
+typedef struct ckpt_globals {
+    bool json, quiet, verbose, help;
+    int64_t threads;
+    uint64_t memory;
+    int color; /* 0 auto, 1 always, 2 never */
+} ckpt_globals;
+
+typedef struct ckpt_command ckpt_command;
+
+typedef struct ckpt_tool {
+    const ckpt_command *command;
+    ckpt_globals g;
+    ckpt_strings operands;
+    bool color;    /* on stdout */
+    bool progress; /* a bar may be drawn on stderr */
+    ckpt_jw json;
+    ckpt_arena arena; /* texts that live as long as the run */
+} ckpt_tool;
+
+struct ckpt_command {
+    const char *name;
+    const char *synopsis; /* operands */
+    const char *what;     /* one line */
+    const ckpt_opt *opts; /* NULL: not built yet */
+    size_t opts_size;
+    size_t min_operands, max_operands;
+    bool writes; /* SIGINT must unwind so that half-written output is removed */
+    void (*defaults)(void *opts);
+    ckpt_status (*run)(ckpt_tool *tool, void *opts, ckpt_err *err);
+    const char *notes; /* after the options in --help; may be NULL */
+};
+
+extern const ckpt_command ckpt_cmd_inspect, ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff;
+
+/* ---- input ----------------------------------------------------------------------------------- */
+
+/* Put `path` in front of an error unless the message starts with it. */
+void ckpt_tool_frame(ckpt_err *err, const char *path);
+/* Open a source; its error names the path. Warnings are left in src. */
+ckpt_status ckpt_tool_open(ckpt_tool *tool, ckpt_source *src, const char *path, int64_t iteration,
+                           ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
+                           const ckpt_model_opts *opts, ckpt_err *err) CKPT_MUST_USE;
+/* Refuse objects that import anything outside the allow-list (CKPT_E_UNSUPPORTED, all named). */
+ckpt_status ckpt_tool_check_objects(const ckpt_source *src, ckpt_err *err) CKPT_MUST_USE;
+/* Executor options from the global ones; bar may be NULL. */
+ckpt_stream_opts ckpt_tool_stream(const ckpt_tool *tool, const ckpt_bar *bar);
+
+/* ---- output ---------------------------------------------------------------------------------- */
+
+/* A line on stderr, unless --quiet: "ckpt: COMMAND: warning: ...". */
+void ckpt_tool_warn(ckpt_tool *tool, const char *fmt, ...) CKPT_PRINTF(2, 3);
+/* A line on stderr without "warning". */
+void ckpt_tool_note(ckpt_tool *tool, const char *fmt, ...) CKPT_PRINTF(2, 3);
+/* True if results go to stdout as text. */
+bool ckpt_tool_text(const ckpt_tool *tool);
+void ckpt_tool_warnings(ckpt_tool *tool, const ckpt_source *src);
+const char *ckpt_tool_clean(ckpt_tool *tool, const char *s);
+
+/* ---- small things ---------------------------------------------------------------------------- */
+
+/* Shell pattern; '*' also matches '.' and '/'. */
+bool ckpt_glob(const char *pattern, const char *name);
+bool ckpt_glob_any(const ckpt_strings *patterns, const char *name);
+/* Patterns given by the user against a canonical tensor: either name may match. An empty include
+ * list selects everything. */
+bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strings *include,
+                        const ckpt_strings *exclude);
+/* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */
+const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh);
+void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh);
+ckpt_status ckpt_tool_no_memory(ckpt_err *err);
+/* Write a whole small file atomically beside what is there. */
+ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n, ckpt_err *err)
+    CKPT_MUST_USE;
+/* SHA-256 and size of a file. */
+ckpt_status ckpt_tool_file_digest(const char *path, uint8_t out[CKPT_SHA256_LEN], uint64_t *size,
+                                  ckpt_err *err) CKPT_MUST_USE;
+/* Multi-index of a flat element number, as "[1, 0, 5]". */
+const char *ckpt_tool_index(ckpt_arena *arena, int rank, const int64_t *dims, int64_t flat);
+bool ckpt_tool_packed(ckpt_dtype dtype); /* several elements share a byte */
+
+#endif
