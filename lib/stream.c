@@ -11,6 +11,7 @@
 #define _GNU_SOURCE /* O_DIRECT */
 #include "stream.h"
 #include "checked.h"
+#include "crc.h"
 #include "gather.h"
 
 #include <errno.h>
@@ -23,7 +24,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #define PIECE_MAX ((uint64_t)4 << 20)
 #define PIECE_MIN ((uint64_t)64 << 10)
@@ -516,7 +516,7 @@ static ckpt_status pass_turnstile(worker *w, convert_job *c, uint32_t f, uint64_
         if (a == seg->offset)
             of->crc = 0;
         if (seg->crc)
-            of->crc = (uint32_t)crc32_z(of->crc, at, (size_t)(b - a));
+            of->crc = ckpt_crc32(of->crc, at, (size_t)(b - a));
         if (seg->kind == CKPT_SEG_OBJECT)
             ckpt_sha256_stream_update2(&of->rest, at, (size_t)(b - a), NULL, NULL, 0);
         else
