@@ -300,13 +300,15 @@ done:
 static ckpt_status read_config(opening *o, ckpt_err *err)
 {
     ckpt_source *src = o->src;
-    if (!listed(o->names, o->n_names, "config.json"))
+    bool hf = listed(o->names, o->n_names, "config.json");
+    const char *name = hf ? "config.json" : CKPT_ST_MEGATRON_ARGS;
+    if (!listed(o->names, o->n_names, name))
         return CKPT_OK;
-    ckpt_status status = read_json(o, "config.json", CONFIG_MAX, &src->config, err);
+    ckpt_status status = read_json(o, name, CONFIG_MAX, &src->config, err);
     if (status != CKPT_OK)
         return status;
-    src->config_kind = CKPT_CONFIG_HF;
-    return add_listed(o, "config.json", err);
+    src->config_kind = hf ? CKPT_CONFIG_HF : CKPT_CONFIG_MEGATRON;
+    return add_listed(o, name, err);
 }
 
 /* The basenames a weight_map refers to, sorted and unique, each present in the directory. */

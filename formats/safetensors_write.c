@@ -400,7 +400,8 @@ static ckpt_status plan_config(writer *w, ckpt_err *err)
         text.failed = true;
     ckpt_buf_release(&raw);
     ckpt_buf_putc(&text, '\n');
-    return plan_text(w, "config.json", &text, err);
+    bool megatron = w->out->config_kind == CKPT_CONFIG_MEGATRON;
+    return plan_text(w, megatron ? CKPT_ST_MEGATRON_ARGS : "config.json", &text, err);
 }
 
 /* ---- index ---------------------------------------------------------------------------------- */

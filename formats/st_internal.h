@@ -4,6 +4,10 @@
 
 #include "source.h"
 
+/* Megatron arguments beside safetensors in a Megatron layout; config.json would claim to be Hugging
+ * Face's. */
+#define CKPT_ST_MEGATRON_ARGS "megatron_args.json"
+
 ckpt_status ckpt_safetensors_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;
 
 #endif

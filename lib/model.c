@@ -765,6 +765,20 @@ static void detect_mesh(ckpt_model *m)
         m->mesh.etp = m->mesh.tp;
 }
 
+/* A container that cuts tensors shows TP by the chunks of the embedding; that beats the arguments,
+ * which a resharded checkpoint carries unchanged. */
+static void mesh_from_chunks(ckpt_model *m)
+{
+    int64_t embed = ckpt_model_find(m, "embed.weight");
+    if (embed < 0 || m->src->config_kind != CKPT_CONFIG_MEGATRON)
+        return;
+    size_t n = m->src->tensors[m->tensors[embed].stored].n_chunks;
+    if (n > 0 && n < 65536 && (int)n != m->mesh.tp) {
+        m->mesh.etp = m->mesh.etp == m->mesh.tp ? (int)n : m->mesh.etp;
+        m->mesh.tp = (int)n;
+    }
+}
+
 static ckpt_status join_tags(binder *b, ckpt_err *err)
 {
     ckpt_buf text = {0};
@@ -787,7 +801,8 @@ static ckpt_status bind_layout(binder *b, ckpt_err *err)
     b->matched = calloc(m->src->n_tensors + 1, sizeof *b->matched);
     if (m->config == NULL || b->matched == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    if (m->src->config != NULL && b->layout->config_read != NULL &&
+    /* an empty configuration says as little as none: a Megatron directory made from bare tensors */
+    if (ckpt_json_child(m->src->config) != NULL && b->layout->config_read != NULL &&
         b->layout->config_kind == m->src->config_kind) {
         status = b->layout->config_read(m->src->config, m->config, err);
         if (status != CKPT_OK && !b->opts->lenient) {
@@ -812,6 +827,7 @@ static ckpt_status bind_layout(binder *b, ckpt_err *err)
     CKPT_CHECK(check_config(b, &pattern, err));
     CKPT_CHECK(finish_config(b, pattern, err));
     CKPT_CHECK(join_tags(b, err));
+    mesh_from_chunks(m);
 done:
     return status;
 }

@@ -668,6 +668,19 @@ done:
 
 /* ---- configuration and objects ----------------------------------------------------------------- */
 
+/* The configuration names the dtype of the weights: of the embedding unless cast. A configuration
+ * that is carried unchanged keeps what it says. */
+static ckpt_status say_dtype(planner *p, ckpt_err *err)
+{
+    int64_t embed = ckpt_model_find(p->model, "embed.weight");
+    bool cast = p->opts->cast == CKPT_CAST_TO;
+    if (p->plan->config == NULL || (p->same_layout && !p->folded && !cast) || (!cast && embed < 0))
+        return CKPT_OK;
+    ckpt_dtype dtype = cast ? p->opts->dtype : p->model->tensors[embed].dtype;
+    return ckpt_config_set_dtype(p->plan->config, p->plan->out.config_kind,
+                                 ckpt_dtype_get(dtype)->torch, err);
+}
+
 static ckpt_status settle_config(planner *p, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -685,9 +698,9 @@ static ckpt_status settle_config(planner *p, ckpt_err *err)
                  "layout %s: configuration", p->layout->name);
         plan->out.config_kind = p->layout->config_kind;
     }
-    if (plan->config != NULL && p->opts->cast == CKPT_CAST_TO)
-        CKPT_CHECK(ckpt_config_set_dtype(plan->config, plan->out.config_kind,
-                                         ckpt_dtype_get(p->opts->dtype)->torch, err));
+    if (p->layout != NULL && plan->config == NULL)
+        plan->out.config_kind = p->layout->config_kind;
+    CKPT_CHECK(say_dtype(p, err));
     plan->out.config = plan->config;
 done:
     return status;
