@@ -21,20 +21,25 @@ die() {
     exit 1
 }
 
-# Run and show a command line, with the work directory shortened.
-run() {
+show() {
     local line="ckpt $*"
     printf '   $ %s\n' "${line//$work/\$W}"
-    "$ckpt" "$@"
+}
+indent() { sed "s|^|     |; s|$work|\$W|g"; }
+
+# Show and run a command, then show what it said.
+run() {
+    show "$@"
+    "$ckpt" "$@" 2>&1 | indent
 }
 # A member of a --json document on stdin: json root
 json() { sed -n "s/.*\"$1\" *: *\"\([^\"]*\)\".*/\1/p" | head -n 1; }
 
 # Convert, print and remember the root digest of what was written.
 convert() {
-    local line="ckpt convert $*"
-    printf '   $ %s\n' "${line//$work/\$W}"
-    root=$("$ckpt" convert --json "$@" | json root)
+    show convert "$@"
+    root=$("$ckpt" convert --json "$@" 2>"$work/stderr" | json root)
+    indent <"$work/stderr"
     [ -n "$root" ] || die "convert printed no root"
     printf '     root %s\n' "$root"
 }
@@ -42,17 +47,17 @@ same_root() { [ "$root" = "$1" ] || die "root $root, expected $1"; }
 
 # A command must fail with this exit code, and say all of these words in one line on stderr.
 refuses() { # CODE WORDS... -- ARGS...
-    local code=$1 words=() rc=0 line
+    local code=$1 words=() rc=0
     shift
     while [ "$1" != -- ]; do
         words+=("$1")
         shift
     done
     shift
-    line="ckpt $*"
-    printf '   $ %s\n' "${line//$work/\$W}"
+    show "$@"
     "$ckpt" "$@" >"$work/stdout" 2>"$work/stderr" </dev/null || rc=$?
-    sed "s|^|     |; s|$work|\$W|g" "$work/stderr"
+    indent <"$work/stderr"
+    if [ "$code" -eq 1 ]; then indent <"$work/stdout"; fi
     [ "$rc" -eq "$code" ] || die "exit $rc, expected $code"
     [ "$(wc -l <"$work/stderr")" -eq 1 ] || [ "$code" -eq 1 ] || die "not one line on stderr"
     for word in "${words[@]}"; do
@@ -73,7 +78,7 @@ same_root "$first"
 proved "root digest equal at every step"
 run diff "$hf" "$work/hf"
 proved "diff finds no difference"
-"$stcmp" "$hf" "$work/hf" block_sparse_moe.=mlp. | sed 's/^/     /'
+"$stcmp" "$hf" "$work/hf" block_sparse_moe.=mlp. | indent
 proved "every tensor byte-identical, by a comparison that shares no code with ckpt"
 
 say "2. One model saved by Megatron-Core at TP 1 and TP 2; fused and low-rank KDA"
@@ -81,19 +86,19 @@ convert "$mcore/legacy_tp1" "$work/l1" --to safetensors --layout keep
 first=$root
 convert "$mcore/legacy_tp2" "$work/l2" --to safetensors --layout keep
 same_root "$first"
-"$stcmp" "$work/l1" "$mcore/legacy.plain.safetensors" | sed 's/^/     /'
-"$stcmp" "$work/l2" "$mcore/legacy.plain.safetensors" | sed 's/^/     /'
+"$stcmp" "$work/l1" "$mcore/legacy.plain.safetensors" | indent
+"$stcmp" "$work/l2" "$mcore/legacy.plain.safetensors" | indent
 proved "legacy_tp1 and legacy_tp2 have one root, and the tensors Megatron-Core itself reads"
 convert "$work/l1" "$work/l4" --to torch_dist --layout megatron --tp 4
 same_root "$first"
 convert "$work/l4" "$work/l5" --to safetensors --layout keep
 same_root "$first"
-"$stcmp" "$work/l5" "$mcore/legacy.plain.safetensors" | sed 's/^/     /'
+"$stcmp" "$work/l5" "$mcore/legacy.plain.safetensors" | indent
 proved "fused KDA -> per section -> fused at TP 4 -> per section: byte-identical"
 for variant in f fg; do
     convert "$mcore/lowrank_${variant}_tp2" "$work/r4$variant" --to torch_dist --tp 4
     convert "$work/r4$variant" "$work/r$variant" --to safetensors --layout keep
-    "$stcmp" "$work/r$variant" "$mcore/lowrank_${variant}_tp2.plain.safetensors" | sed 's/^/     /'
+    "$stcmp" "$work/r$variant" "$mcore/lowrank_${variant}_tp2.plain.safetensors" | indent
 done
 proved "low-rank F and F+G: TP 2 -> TP 4 -> per section: byte-identical"
 
@@ -105,12 +110,11 @@ proved "FLA's gate bias has no slot in Megatron: exit 4, nothing written"
 convert fixtures/fla/kda_trained "$work/fla2" --to torch_dist --layout megatron --tp 2 \
     --allow-unknown
 convert "$work/fla2" "$work/fla" --to safetensors --layout fla --allow-unknown
-"$stcmp" fixtures/fla/kda_trained "$work/fla" | sed 's/^/     /'
+"$stcmp" fixtures/fla/kda_trained "$work/fla" | indent
 proved "with --allow-unknown it is carried, and the way back is byte-identical"
 
 say "4. Damage is found and named"
-run verify --hash "$work/tp2" >"$work/stdout" || die "an undamaged checkpoint fails"
-sed 's/^/     /' "$work/stdout" | tail -n 3
+run verify --hash "$work/tp2"
 flip() { # FILE OFFSET: invert one byte
     local byte
     byte=$(od -An -tu1 -j "$2" -N 1 "$1" | tr -d ' ')
@@ -159,8 +163,8 @@ left=$(find "$work" -maxdepth 1 -name '.*ckpt-tmp*')
 proved "truncation, missing shard, ghost entry, overlap, hole, duplicate, wrong size: exit 3, \
 nothing written"
 
-say "5. Any checkpoint opens"
-run inspect "$mcore/legacy_tp2" 'decoder.layers.0.self_attention.in_proj.*' | sed 's/^/     /'
-run inspect --common fixtures/torch/dcp_2rank | sed 's/^/     /' | head -n 12
+say "5. Any checkpoint opens, and nothing in it is run"
+run inspect "$mcore/legacy_tp2" 'decoder.layers.0.self_attention.in_proj.*' | sed -n '1,/^ *DTYPE/p'
+run inspect --common fixtures/torch/dcp_2rank | tail -n 14
 
 printf '\ndemo: %d claims proved in %d s\n' "$proofs" "$SECONDS"
