@@ -428,6 +428,9 @@ static ckpt_json *tensor_json(const ckpt_pkl *p)
         if (!d)
             break;
         (void)ckpt_pkl_int(d, &extent);
+        /* torch counts pairs of 4-bit elements along the last axis. */
+        if (t.dtype == CKPT_F4 && extent < INT64_MAX / 2 && !ckpt_pkl_arg(t.size, i + 1))
+            extent *= 2;
         ckpt_buf_printf(&text, "%s%" PRId64, i ? "," : "", extent);
     }
     ckpt_buf_puts(&text, "]");

@@ -374,8 +374,8 @@ static ckpt_status op_get(ckpt_vm *v, uint8_t op)
 
 /* ---- globals and objects ---------------------------------------------------------------------- */
 
-static ckpt_status make_global(ckpt_vm *v, const char *mod, size_t n_mod, const char *name,
-                               size_t n_name, ckpt_pkl **out)
+static ckpt_status new_global(ckpt_vm *v, const char *mod, size_t n_mod, const char *name,
+                              size_t n_name, ckpt_pkl **out)
 {
     /* A NUL would make two different names compare equal. */
     if (n_mod == 0 || n_name == 0 || memchr(mod, 0, n_mod) || memchr(name, 0, n_name) ||
@@ -395,6 +395,22 @@ static ckpt_status make_global(ckpt_vm *v, const char *mod, size_t n_mod, const 
             return ckpt_vm_no_memory(v);
     }
     return CKPT_OK;
+}
+
+static ckpt_status make_global(ckpt_vm *v, const char *mod, size_t n_mod, const char *name,
+                               size_t n_name, ckpt_pkl **out)
+{
+    uint32_t hash = ckpt_vm_hash(ckpt_vm_hash(0, mod, n_mod), name, n_name);
+    ckpt_pkl **slot = &v->globals[hash % (sizeof v->globals / sizeof *v->globals)], *hit = *slot;
+    if (hit && hit->len == n_mod && memcmp(hit->str, mod, n_mod) == 0 &&
+        strlen(hit->name) == n_name && memcmp(hit->name, name, n_name) == 0) {
+        *out = hit;
+        return CKPT_OK;
+    }
+    ckpt_status status = new_global(v, mod, n_mod, name, n_name, out);
+    if (status == CKPT_OK)
+        *slot = *out;
+    return status;
 }
 
 static ckpt_status take_global(ckpt_vm *v, ckpt_pkl **out)

@@ -7,6 +7,7 @@
 
 #include "checked.h"
 
+#define SHORT_STRING ((size_t)32)
 #define TEXT_MAX ((size_t)4300) /* digits of a textual integer, as CPython limits them */
 
 /* ---- arguments -------------------------------------------------------------------------------- */
@@ -268,6 +269,20 @@ bool ckpt_vm_utf8(const uint8_t *s, size_t n)
     return true;
 }
 
+uint32_t ckpt_vm_hash(uint32_t seed, const void *p, size_t n)
+{
+    const uint8_t *s = p;
+    uint32_t h = seed ^ 2166136261U; /* FNV-1a */
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ s[i]) * 16777619U;
+    return h ^ h >> 15;
+}
+
+static ckpt_status bad_utf8(ckpt_vm *v, size_t n)
+{
+    return VM_FAIL(v, "string of %zu bytes is not UTF-8", n);
+}
+
 ckpt_status ckpt_vm_op_unicode(ckpt_vm *v, uint8_t op)
 {
     const uint8_t *p;
@@ -276,9 +291,15 @@ ckpt_status ckpt_vm_op_unicode(ckpt_vm *v, uint8_t op)
     ckpt_status status = take_counted(v, op == 'X' ? 4 : op == 0x8c ? 1 : 8, &p, &n);
     if (status != CKPT_OK)
         return status;
+    if (n > SHORT_STRING)
+        return ckpt_vm_utf8(p, n) ? ckpt_vm_push_text(v, CKPT_PKL_STR, p, n, &node)
+                                  : bad_utf8(v, n);
+    ckpt_pkl **slot = &v->strings[ckpt_vm_hash(0, p, n) % (sizeof v->strings / sizeof *v->strings)];
+    if (*slot && (*slot)->len == n && memcmp((*slot)->str, p, n) == 0)
+        return ckpt_vm_push(v, *slot);
     if (!ckpt_vm_utf8(p, n))
-        return VM_FAIL(v, "string of %zu bytes is not UTF-8", n);
-    return ckpt_vm_push_text(v, CKPT_PKL_STR, p, n, &node);
+        return bad_utf8(v, n);
+    return ckpt_vm_push_text(v, CKPT_PKL_STR, p, n, slot);
 }
 
 ckpt_status ckpt_vm_op_bytes(ckpt_vm *v, uint8_t op)

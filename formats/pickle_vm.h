@@ -30,6 +30,9 @@ typedef struct ckpt_vm {
     uint32_t n_nodes;
     /* Immutable values without identity are shared; this halves the nodes of a .metadata. */
     ckpt_pkl *none, *truth[2], *empty_tuple, *small[256];
+    /* Likewise short strings and globals, in direct-mapped caches: a pickle written without a memo
+     * repeats the same few field and class names for every entry. */
+    ckpt_pkl *strings[1024], *globals[256];
     const char *unknown;
     ckpt_pkl *result;
 } ckpt_vm;
@@ -51,6 +54,8 @@ ckpt_status ckpt_vm_push_text(ckpt_vm *v, ckpt_pkl_kind kind, const void *p, siz
                               ckpt_pkl **out);
 ckpt_status ckpt_vm_push_single(ckpt_vm *v, ckpt_pkl **slot, ckpt_pkl_kind kind, int64_t value);
 ckpt_status ckpt_vm_push_py2_str(ckpt_vm *v, const void *p, size_t n);
+/* Hash of n bytes, for the caches only. */
+uint32_t ckpt_vm_hash(uint32_t seed, const void *p, size_t n);
 /* UTF-8 in which encoded surrogates pass: Python pickles them. */
 bool ckpt_vm_utf8(const uint8_t *s, size_t n);
 

@@ -32,6 +32,15 @@
 #define CENTRAL_MAX ((uint64_t)1 << 28) /* bytes of central directory, 4 million entries or so */
 #define NAME_MAX_LEN 4096
 #define INFLATE_STEP ((size_t)1 << 16)
+/* A checkpoint has one archive per tensor shard, so an archive must open in few reads: these
+ * windows at both ends hold everything but the payload of an item with one tensor. */
+#define WINDOW ((size_t)2048)
+
+typedef struct window {
+    uint64_t start;
+    size_t n;
+    uint8_t bytes[WINDOW];
+} window;
 
 typedef struct reader {
     ckpt_source *src;
@@ -42,6 +51,7 @@ typedef struct reader {
     uint64_t entries;
     uint64_t *local; /* local header offsets, by entry */
     ckpt_err *err;
+    window head, tail;
 } reader;
 
 static ckpt_status get(const reader *r, uint64_t offset, void *out, size_t n, const char *what)
@@ -50,7 +60,29 @@ static ckpt_status get(const reader *r, uint64_t offset, void *out, size_t n, co
         return ckpt_fail(r->err, CKPT_E_FORMAT,
                          "zip: %s of %zu bytes at %llu past the end of the archive (%llu bytes)",
                          what, n, (unsigned long long)offset, (unsigned long long)r->length);
+    const window *const windows[] = {&r->head, &r->tail};
+    for (size_t i = 0; i < 2; i++) {
+        const window *w = windows[i];
+        if (offset >= w->start && offset - w->start <= w->n && n <= w->n - (offset - w->start)) {
+            memcpy(out, w->bytes + (offset - w->start), n);
+            return CKPT_OK;
+        }
+    }
     return ckpt_source_read(r->src, r->file, out, n, r->base + offset, r->err);
+}
+
+static ckpt_status fill_windows(reader *r)
+{
+    size_t n = (size_t)ckpt_min_u64(r->length, WINDOW);
+    uint64_t start = r->length - n;
+    ckpt_status status = ckpt_source_read(r->src, r->file, r->head.bytes, n, r->base, r->err);
+    if (status == CKPT_OK)
+        status = ckpt_source_read(r->src, r->file, r->tail.bytes, n, r->base + start, r->err);
+    if (status == CKPT_OK) {
+        r->head.n = r->tail.n = n;
+        r->tail.start = start;
+    }
+    return status;
 }
 
 /* ---- end records ------------------------------------------------------------------------------ */
@@ -106,8 +138,20 @@ static ckpt_status parse_end(reader *r, const uint8_t *end, uint64_t at)
     return CKPT_OK;
 }
 
+/* Position of the last end record in n bytes, SIZE_MAX if there is none. */
+static size_t last_end(const uint8_t *p, size_t n)
+{
+    size_t at = n < END_LEN ? SIZE_MAX : n - END_LEN;
+    while (at != SIZE_MAX && memcmp(p + at, "PK\5\6", 4) != 0)
+        at--;
+    return at;
+}
+
 static ckpt_status find_end(reader *r)
 {
+    size_t at = last_end(r->tail.bytes, r->tail.n);
+    if (at != SIZE_MAX)
+        return parse_end(r, r->tail.bytes + at, r->tail.start + at);
     size_t n = (size_t)ckpt_min_u64(r->length, TAIL_MAX);
     uint64_t start = r->length - n;
     uint8_t *tail = malloc(n ? n : 1);
@@ -115,9 +159,7 @@ static ckpt_status find_end(reader *r)
         return ckpt_fail(r->err, CKPT_E_NOMEM, "zip: out of memory");
     ckpt_status status = get(r, start, tail, n, "end of archive");
     if (status == CKPT_OK) {
-        size_t at = n < END_LEN ? SIZE_MAX : n - END_LEN;
-        while (at != SIZE_MAX && memcmp(tail + at, "PK\5\6", 4) != 0)
-            at--;
+        at = last_end(tail, n);
         if (at == SIZE_MAX)
             status = ckpt_fail(r->err, CKPT_E_FORMAT,
                                "zip: no end record in the last %zu of %llu bytes (truncated?)", n,
@@ -321,7 +363,9 @@ ckpt_status ckpt_zip_open(ckpt_source *src, uint32_t file, uint64_t base, uint64
                          "zip: %llu bytes at %llu past the end of '%s' (%llu bytes)",
                          (unsigned long long)length, (unsigned long long)base,
                          src->files[file].name, (unsigned long long)src->files[file].size);
-    ckpt_status status = find_end(&r);
+    ckpt_status status = fill_windows(&r);
+    if (status == CKPT_OK)
+        status = find_end(&r);
     if (status == CKPT_OK)
         status = read_central(&r, arena, zip);
     if (status == CKPT_OK)

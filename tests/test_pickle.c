@@ -284,6 +284,7 @@ static const error_row errors[] = {
     {B("Vabc"), CKPT_E_FORMAT, "without newline"},
     {B("c\n\n."), CKPT_E_FORMAT, "ill-formed global name"},
     {B("ctorch\nfloat32\x00\n."), CKPT_E_FORMAT, "ill-formed global name"},
+    {B("ctorch\nSize\nctorch\nSize\x00longer than what the cache holds\n."), CKPT_E_FORMAT, "ill-formed global name"},
     {B("K\x01K\x02\x93."), CKPT_E_FORMAT, "global named by a int and a int"},
     {B("\x82\x01."), CKPT_E_UNSUPPORTED, "an extension code is refused"},
     {B("\x97."), CKPT_E_UNSUPPORTED, "an out-of-band buffer is refused"},
