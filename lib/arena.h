@@ -46,7 +46,7 @@ void ckpt_buf_clear(ckpt_buf *buf);
 void ckpt_buf_release(ckpt_buf *buf);
 
 /* Grow a malloc'd array by doubling so that it holds at least `need` elements. */
-ckpt_status ckpt_grow(void **array, size_t *cap, size_t need, size_t elem, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_grow(void **array, size_t *cap, size_t need, size_t elem,
+                      ckpt_err *err) CKPT_MUST_USE;
 
 #endif

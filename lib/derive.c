@@ -21,8 +21,12 @@ ckpt_status ckpt_derive_fold(const ckpt_model *model, const ckpt_canon *a, const
     d->cols = dims[1] = a->dims[1];
     d->inner = a->dims[0];
     d->chunk = (ckpt_chunk){.lo = dims + 2, .len = dims, .file = CKPT_DERIVED_FILE};
-    d->tensor = (ckpt_tensor){.name = name, .dims = dims, .chunks = &d->chunk, .n_chunks = 1,
-                              .dtype = a->dtype, .rank = 2};
+    d->tensor = (ckpt_tensor){.name = name,
+                              .dims = dims,
+                              .chunks = &d->chunk,
+                              .n_chunks = 1,
+                              .dtype = a->dtype,
+                              .rank = 2};
     CKPT_CHECK(ckpt_gather_canon(model->src, a, arena, &d->a, err));
     CKPT_CHECK(ckpt_gather_canon(model->src, b, arena, &d->b, err));
     d->a.to = d->b.to = CKPT_F64;
@@ -63,8 +67,7 @@ ckpt_status ckpt_derived_read(ckpt_source *src, const ckpt_derived *d, void *buf
         uint64_t r = offset / row_bytes, skip = offset % row_bytes;
         size_t take = (size_t)ckpt_min_u64(row_bytes - skip, n);
         size_t b_bytes = (size_t)d->inner * sizeof *b;
-        CKPT_CHECK(
-            ckpt_gather_run(src, &d->b, r * b_bytes, b_bytes, (uint8_t *)b, &scratch, err));
+        CKPT_CHECK(ckpt_gather_run(src, &d->b, r * b_bytes, b_bytes, (uint8_t *)b, &scratch, err));
         fold_row(b, a, d->inner, d->cols, sum);
         ckpt_dtype_cast(d->tensor.dtype, row, CKPT_F64, sum, (size_t)d->cols);
         memcpy(out, row + skip, take);

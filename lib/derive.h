@@ -17,8 +17,8 @@ typedef struct ckpt_derived {
 
 /* Make the fold of canonical tensors b and a (2-D, same castable dtype) in the arena. */
 ckpt_status ckpt_derive_fold(const ckpt_model *model, const ckpt_canon *a, const ckpt_canon *b,
-                             const char *name, ckpt_arena *arena, ckpt_derived **out, ckpt_err *err)
-    CKPT_MUST_USE;
+                             const char *name, ckpt_arena *arena, ckpt_derived **out,
+                             ckpt_err *err) CKPT_MUST_USE;
 /* Bytes [offset, offset+n) of the result. Thread-safe; allocates a's matrix and one row. */
 ckpt_status ckpt_derived_read(ckpt_source *src, const ckpt_derived *d, void *buf, size_t n,
                               uint64_t offset, ckpt_err *err) CKPT_MUST_USE;

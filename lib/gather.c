@@ -12,19 +12,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LOOPS 48
-
 /* One side of the refinement: per loop the dimension it moves along and by how much. */
 typedef struct side {
     int rank;
-    int dim[MAX_LOOPS];
-    int64_t weight[MAX_LOOPS];
+    int dim[CKPT_MAX_LOOPS];
+    int64_t weight[CKPT_MAX_LOOPS];
     int64_t base[CKPT_MAX_RANK]; /* coordinate of the box's first element */
 } side;
 
 typedef struct loops {
     int n;
-    int64_t lo[MAX_LOOPS], len[MAX_LOOPS]; /* current range of each loop */
+    int64_t lo[CKPT_MAX_LOOPS], len[CKPT_MAX_LOOPS]; /* current range of each loop */
     side dst, src;
 } loops;
 
@@ -98,7 +96,7 @@ static ckpt_status refine(const ckpt_map *dst, const ckpt_map *src, loops *l, ck
     int n = 0;
     while (d.i >= 0 && s.i >= 0) {
         int64_t step = gcd_i64(d.rest, s.rest);
-        if ((step == 1 && d.rest != 1 && s.rest != 1) || n == MAX_LOOPS)
+        if ((step == 1 && d.rest != 1 && s.rest != 1) || n == CKPT_MAX_LOOPS)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                              "source and target views share no common factors (%lld against %lld)",
                              (long long)d.rest, (long long)s.rest);
@@ -135,8 +133,9 @@ static ckpt_status only_dst(const ckpt_map *map, loops *l, ckpt_err *err)
     int n = 0;
     axis_enter(&w, &l->dst);
     while (w.i >= 0) {
-        if (n == MAX_LOOPS)
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "a view has more than %d axes", MAX_LOOPS);
+        if (n == CKPT_MAX_LOOPS)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "a view has more than %d axes",
+                             CKPT_MAX_LOOPS);
         l->dst.dim[n] = map->axis[w.i].dim;
         l->dst.weight[n] = w.weight;
         l->len[n++] = w.rest;
@@ -349,7 +348,7 @@ static ckpt_status emit(walk *w)
     w->volume += volume;
     if (w->tensor == NULL)
         return CKPT_OK;
-    ckpt_loop merged[MAX_LOOPS];
+    ckpt_loop merged[CKPT_MAX_LOOPS];
     int n = merge_loops(w, merged);
     void *p = w->out->copies;
     ckpt_status status = ckpt_grow(&p, &w->out->cap, w->out->n + 1, sizeof *w->out->copies, w->err);
@@ -360,11 +359,11 @@ static ckpt_status emit(walk *w)
     copy.loop = ckpt_arena_memdup(w->arena, merged, (size_t)n * sizeof merged[0]);
     if (copy.loop == NULL)
         return ckpt_fail(w->err, CKPT_E_NOMEM, "out of memory for a plan");
-    copy.dst = (uint64_t)(corner(w->l, &w->l->dst, w->dst->rank, w->dst->lo, w->dst_stride) *
+    copy.dst =
+        (uint64_t)(corner(w->l, &w->l->dst, w->dst->rank, w->dst->lo, w->dst_stride) * w->elem);
+    copy.src = w->chunk->offset +
+               (uint64_t)(corner(w->l, &w->l->src, w->tensor->rank, w->chunk->lo, w->src_stride) *
                           w->elem);
-    copy.src = w->chunk->offset + (uint64_t)(corner(w->l, &w->l->src, w->tensor->rank,
-                                                    w->chunk->lo, w->src_stride) *
-                                             w->elem);
     copy.last = copy.dst;
     for (int k = 0; k < n; k++)
         copy.last += (uint64_t)((merged[k].n - 1) * merged[k].dst);
@@ -395,8 +394,8 @@ ckpt_status ckpt_gather_add(const ckpt_source *src, const ckpt_canon *c, const c
     if (map_is_empty(&c->map) || map_is_empty(dst->map))
         return CKPT_OK;
     loops l = {0};
-    walk w = {.l = &l, .dst = dst, .tensor = t, .elem = bits / 8, .arena = arena, .out = out,
-              .err = err};
+    walk w = {
+        .l = &l, .dst = dst, .tensor = t, .elem = bits / 8, .arena = arena, .out = out, .err = err};
     ckpt_map whole[2];
     ckpt_axis flat[2];
     ckpt_dst flat_dst;
@@ -410,12 +409,16 @@ ckpt_status ckpt_gather_add(const ckpt_source *src, const ckpt_canon *c, const c
                              ckpt_dtype_get(c->dtype)->name);
         flat[0] = flat[1] = (ckpt_axis){.size = total, .len = total};
         whole[0] = (ckpt_map){&flat[0], 1};
-        flat_dst = (ckpt_dst){.map = &whole[0], .rank = 1, .dims = &total, .lo = &zero,
-                              .len = &total};
-        flat_chunk = (ckpt_chunk){.lo = &zero, .len = &total, .offset = t->chunks[0].offset,
-                                  .file = t->chunks[0].file};
-        flat_tensor = (ckpt_tensor){.name = t->name, .dims = &total, .chunks = &flat_chunk,
-                                    .n_chunks = 1, .dtype = CKPT_U8, .rank = 1};
+        flat_dst =
+            (ckpt_dst){.map = &whole[0], .rank = 1, .dims = &total, .lo = &zero, .len = &total};
+        flat_chunk = (ckpt_chunk){
+            .lo = &zero, .len = &total, .offset = t->chunks[0].offset, .file = t->chunks[0].file};
+        flat_tensor = (ckpt_tensor){.name = t->name,
+                                    .dims = &total,
+                                    .chunks = &flat_chunk,
+                                    .n_chunks = 1,
+                                    .dtype = CKPT_U8,
+                                    .rank = 1};
         w.dst = dst = &flat_dst;
         w.tensor = t = &flat_tensor;
         w.elem = 1;
@@ -486,344 +489,20 @@ ckpt_status ckpt_gather_canon(const ckpt_source *src, const ckpt_canon *c, ckpt_
     ckpt_map map = {&axis, 1};
     ckpt_dst dst = {.map = &map, .rank = 1, .dims = &numel, .lo = &zero, .len = &numel};
     uint64_t covered;
-    *out = (ckpt_gather){.bytes = c->bytes, .from = c->dtype, .to = c->dtype,
-                         .swap = stored->big_endian, .derived = c->derived};
+    *out = (ckpt_gather){.bytes = c->bytes,
+                         .from = c->dtype,
+                         .to = c->dtype,
+                         .swap = stored->big_endian,
+                         .derived = c->derived};
     CKPT_TRY(ckpt_gather_add(src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
              stored->name);
     if (covered != c->bytes) {
         status = ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes are present",
-                           stored->name, (unsigned long long)covered,
-                           (unsigned long long)c->bytes);
+                           stored->name, (unsigned long long)covered, (unsigned long long)c->bytes);
         goto done;
     }
     CKPT_CHECK(ckpt_gather_seal(&copies, arena, out, err));
 done:
     free(copies.copies);
-    return status;
-}
-
-/* ---- running a gather -------------------------------------------------------------------------- */
-
-typedef struct runner {
-    ckpt_source *src;
-    const ckpt_gather *g;
-    uint32_t file;
-    int elem;
-    uint64_t lo, hi; /* destination window */
-    uint8_t *out;    /* byte lo of the destination */
-    uint8_t *stage;
-    uint64_t stage_cap;
-    ckpt_err *err;
-} runner;
-
-static ckpt_status read_file(runner *r, void *buf, size_t n, uint64_t offset, ckpt_err *err)
-{
-    if (r->file >= CKPT_DERIVED_FILE)
-        return ckpt_derived_read(r->src, r->g->derived, buf, n, offset, err);
-    return ckpt_source_read(r->src, r->file, buf, n, offset, err);
-}
-
-/* Source bytes from the first to the last element of loops[0..n), and the bytes wanted of them. */
-static void extent(const ckpt_loop *loop, int n, int elem, uint64_t *span, uint64_t *useful)
-{
-    *span = (uint64_t)elem;
-    *useful = (uint64_t)elem;
-    for (int k = 0; k < n; k++) {
-        *span += (uint64_t)((loop[k].n - 1) * loop[k].src);
-        *useful *= (uint64_t)loop[k].n;
-    }
-}
-
-static uint64_t dst_span(const ckpt_loop *loop, int n, int elem)
-{
-    uint64_t span = (uint64_t)elem;
-    for (int k = 0; k < n; k++)
-        span += (uint64_t)((loop[k].n - 1) * loop[k].dst);
-    return span;
-}
-
-/* Memory to memory, n of the outermost loop. Depth = number of loops. */
-static void scatter(const ckpt_loop *loop, int n_loops, int64_t n, int elem, const uint8_t *from,
-                    uint8_t *to)
-{
-    if (n_loops == 1 && loop[0].src == elem && loop[0].dst == elem) {
-        memcpy(to, from, (size_t)(n * elem));
-        return;
-    }
-    for (int64_t i = 0; i < n; i++, from += loop[0].src, to += loop[0].dst) {
-        if (n_loops > 1)
-            scatter(loop + 1, n_loops - 1, loop[1].n, elem, from, to);
-        else
-            memcpy(to, from, (size_t)elem);
-    }
-}
-
-/* A piece wholly inside the window: n indices of loop[0] (n_loops >= 1). Reads whole source spans
- * through the staging buffer when at least a sixteenth of them is wanted: one system call then
- * serves many small pieces. */
-static ckpt_status run_full(runner *r, const ckpt_loop *loop, int n_loops, int64_t n, uint64_t src,
-                            uint64_t dst)
-{
-    if (n_loops == 1 && loop[0].src == r->elem && loop[0].dst == r->elem)
-        return read_file(r, r->out + (dst - r->lo),
-                                (size_t)(n * r->elem), src, r->err);
-    uint64_t inner_span, inner_useful;
-    extent(loop + 1, n_loops - 1, r->elem, &inner_span, &inner_useful);
-    int64_t batch = 0;
-    if (inner_span <= r->stage_cap && loop[0].src > 0)
-        batch = (int64_t)((r->stage_cap - inner_span) / (uint64_t)loop[0].src) + 1;
-    else if (inner_span <= r->stage_cap)
-        batch = n;
-    batch = ckpt_min_i64(batch, n);
-    uint64_t span = inner_span + (uint64_t)((batch > 0 ? batch - 1 : 0) * loop[0].src);
-    if (batch > 0 && (uint64_t)batch * inner_useful * 16 >= span) {
-        for (int64_t i = 0; i < n; i += batch) {
-            int64_t now = ckpt_min_i64(batch, n - i);
-            uint64_t at = src + (uint64_t)(i * loop[0].src);
-            ckpt_status status =
-                read_file(r, r->stage,
-                                 (size_t)(inner_span + (uint64_t)((now - 1) * loop[0].src)), at,
-                                 r->err);
-            if (status != CKPT_OK)
-                return status;
-            scatter(loop, n_loops, now, r->elem, r->stage,
-                    r->out + (dst + (uint64_t)(i * loop[0].dst) - r->lo));
-        }
-        return CKPT_OK;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t s = src + (uint64_t)(i * loop[0].src), d = dst + (uint64_t)(i * loop[0].dst);
-        ckpt_status status =
-            n_loops > 1 ? run_full(r, loop + 1, n_loops - 1, loop[1].n, s, d)
-                        : read_file(r, r->out + (d - r->lo), (size_t)r->elem,
-                                           s, r->err);
-        if (status != CKPT_OK)
-            return status;
-    }
-    return CKPT_OK;
-}
-
-/* The part of loops at (src, dst) that falls into the window. */
-static ckpt_status run_part(runner *r, const ckpt_loop *loop, int n_loops, uint64_t src,
-                            uint64_t dst)
-{
-    if (n_loops == 0) { /* one element, possibly straddling an edge of the window */
-        uint64_t a = ckpt_max_u64(dst, r->lo), b = ckpt_min_u64(dst + (uint64_t)r->elem, r->hi);
-        if (a >= b)
-            return CKPT_OK;
-        return read_file(r, r->out + (a - r->lo), (size_t)(b - a),
-                                src + (a - dst), r->err);
-    }
-    if (n_loops == 1 && loop[0].src == r->elem && loop[0].dst == r->elem) {
-        uint64_t a = ckpt_max_u64(dst, r->lo);
-        uint64_t b = ckpt_min_u64(dst + (uint64_t)(loop[0].n * r->elem), r->hi);
-        if (a >= b)
-            return CKPT_OK;
-        return read_file(r, r->out + (a - r->lo), (size_t)(b - a),
-                                src + (a - dst), r->err);
-    }
-    uint64_t inner = dst_span(loop + 1, n_loops - 1, r->elem), step = (uint64_t)loop[0].dst;
-    uint64_t n = (uint64_t)loop[0].n;
-    /* indices that touch the window: [first, last); wholly inside: [full, full_end) */
-    uint64_t first = dst + inner > r->lo ? 0 : (r->lo - dst - inner) / step + 1;
-    uint64_t last = dst >= r->hi ? 0 : ckpt_min_u64((r->hi - dst - 1) / step + 1, n);
-    uint64_t full = dst >= r->lo ? 0 : (r->lo - dst + step - 1) / step;
-    uint64_t full_end = dst + inner > r->hi ? 0 : ckpt_min_u64((r->hi - dst - inner) / step + 1, n);
-    if (full < first)
-        full = first;
-    for (uint64_t i = first; i < last;) {
-        uint64_t s = src + i * (uint64_t)loop[0].src, d = dst + i * step;
-        ckpt_status status;
-        if (i >= full && i < full_end) {
-            status = run_full(r, loop, n_loops, (int64_t)(full_end - i), s, d);
-            i = full_end;
-        } else {
-            status = run_part(r, loop + 1, n_loops - 1, s, d);
-            i++;
-        }
-        if (status != CKPT_OK)
-            return status;
-    }
-    return CKPT_OK;
-}
-
-/* Width of the unit that a byte swap reverses. */
-static int swap_unit(ckpt_dtype dtype, int elem)
-{
-    return ckpt_dtype_get(dtype)->kind == CKPT_KIND_COMPLEX ? elem / 2 : elem;
-}
-
-static void swap_bytes(uint8_t *p, size_t n, int unit)
-{
-    for (size_t i = 0; i + (size_t)unit <= n; i += (size_t)unit)
-        for (int a = 0, b = unit - 1; a < b; a++, b--) {
-            uint8_t t = p[i + (size_t)a];
-            p[i + (size_t)a] = p[i + (size_t)b];
-            p[i + (size_t)b] = t;
-        }
-}
-
-/* Raw window: no swap, no cast. */
-static ckpt_status run_window(ckpt_source *src, const ckpt_gather *g, uint64_t lo, size_t n,
-                              uint8_t *out, uint8_t *stage, size_t stage_cap, ckpt_err *err)
-{
-    int bits = ckpt_dtype_get(g->from)->bits;
-    runner r = {.src = src, .g = g, .elem = bits % 8 == 0 ? bits / 8 : 1, .lo = lo, .hi = lo + n,
-                .out = out, .stage = stage, .stage_cap = stage_cap, .err = err};
-    if (g->pad > 0)
-        memset(out, 0, n);
-    for (size_t i = 0; i < g->n_copies; i++) {
-        const ckpt_copy *c = &g->copies[i];
-        if (c->dst >= r.hi)
-            break;
-        if (c->last + (uint64_t)r.elem <= lo)
-            continue;
-        r.file = c->file;
-        ckpt_status status = run_part(&r, c->loop, c->n_loops, c->src, c->dst);
-        if (status != CKPT_OK)
-            return status;
-    }
-    return CKPT_OK;
-}
-
-ckpt_status ckpt_gather_run(ckpt_source *src, const ckpt_gather *g, uint64_t lo, size_t n,
-                            uint8_t *out, ckpt_scratch *scratch, ckpt_err *err)
-{
-    size_t half = scratch->cap / 2 / 64 * 64;
-    if (!g->swap && g->to == g->from)
-        return run_window(src, g, lo, n, out, scratch->buf, scratch->cap, err);
-    size_t from = (size_t)ckpt_dtype_get(g->from)->bits / 8;
-    size_t to = (size_t)ckpt_dtype_get(g->to)->bits / 8;
-    size_t wide = from > to ? from : to;
-    uint8_t *raw = scratch->buf + half;
-    size_t step = half / 2 / wide; /* elements a round: raw and cast share the upper half */
-    uint8_t *cast = raw + step * wide;
-    for (size_t done = 0; done < n;) {
-        uint64_t first = (lo + done) / to, skip = (lo + done) % to;
-        uint64_t want = (skip + (n - done) + to - 1) / to;
-        size_t count = (size_t)ckpt_min_u64(want, step);
-        ckpt_status status =
-            run_window(src, g, first * from, count * from, raw, scratch->buf, half, err);
-        if (status != CKPT_OK)
-            return status;
-        if (g->swap)
-            swap_bytes(raw, count * from, swap_unit(g->from, (int)from));
-        const uint8_t *result = raw;
-        if (g->to != g->from) {
-            ckpt_dtype_cast(g->to, cast, g->from, raw, count);
-            result = cast;
-        }
-        size_t take = (size_t)ckpt_min_u64(count * to - skip, n - done);
-        memcpy(out + done, result + skip, take);
-        done += take;
-    }
-    return CKPT_OK;
-}
-
-/* ---- runs -------------------------------------------------------------------------------------- */
-
-static ckpt_status src_runs(const ckpt_loop *loop, int n, uint64_t run, uint64_t at, ckpt_run_fn fn,
-                            void *self, ckpt_err *err)
-{
-    if (n == 0)
-        return fn(self, at, run, err);
-    for (int64_t i = 0; i < loop[0].n; i++) {
-        ckpt_status status = src_runs(loop + 1, n - 1, run, at + (uint64_t)(i * loop[0].src), fn,
-                                      self, err);
-        if (status != CKPT_OK)
-            return status;
-    }
-    return CKPT_OK;
-}
-
-static int by_src_stride(const void *a, const void *b)
-{
-    const ckpt_loop *x = a, *y = b;
-    return x->src < y->src ? 1 : x->src > y->src ? -1 : 0;
-}
-
-ckpt_status ckpt_copy_src_runs(const ckpt_copy *copy, int elem, ckpt_run_fn fn, void *self,
-                               ckpt_err *err)
-{
-    ckpt_loop loop[MAX_LOOPS];
-    int n = copy->n_loops;
-    if (n > 0)
-        memcpy(loop, copy->loop, (size_t)n * sizeof loop[0]);
-    qsort(loop, (size_t)n, sizeof loop[0], by_src_stride);
-    uint64_t run = (uint64_t)elem;
-    while (n > 0 && loop[n - 1].src == (int64_t)run)
-        run *= (uint64_t)loop[--n].n;
-    return src_runs(loop, n, run, copy->src, fn, self, err);
-}
-
-typedef struct run_list {
-    uint64_t (*run)[2];
-    size_t n, cap;
-    uint64_t lo, hi;
-} run_list;
-
-static ckpt_status collect_run(run_list *list, uint64_t at, uint64_t len, ckpt_err *err)
-{
-    uint64_t a = ckpt_max_u64(at, list->lo), b = ckpt_min_u64(at + len, list->hi);
-    if (a >= b)
-        return CKPT_OK;
-    void *p = list->run;
-    ckpt_status status = ckpt_grow(&p, &list->cap, list->n + 1, sizeof *list->run, err);
-    list->run = p;
-    if (status == CKPT_OK) {
-        list->run[list->n][0] = a;
-        list->run[list->n++][1] = b;
-    }
-    return status;
-}
-
-static ckpt_status dst_runs(run_list *list, const ckpt_loop *loop, int n, uint64_t run, uint64_t at,
-                            ckpt_err *err)
-{
-    if (n == 0)
-        return collect_run(list, at, run, err);
-    for (int64_t i = 0; i < loop[0].n; i++) {
-        ckpt_status status =
-            dst_runs(list, loop + 1, n - 1, run, at + (uint64_t)(i * loop[0].dst), err);
-        if (status != CKPT_OK)
-            return status;
-    }
-    return CKPT_OK;
-}
-
-static int run_order(const void *a, const void *b)
-{
-    const uint64_t *x = a, *y = b;
-    return x[0] < y[0] ? -1 : x[0] > y[0];
-}
-
-ckpt_status ckpt_gather_holes(const ckpt_gather *g, uint64_t lo, uint64_t n, ckpt_run_fn fn,
-                              void *self, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    run_list list = {.lo = lo, .hi = lo + n};
-    int bits = ckpt_dtype_get(g->from)->bits;
-    if (g->pad == 0)
-        return CKPT_OK;
-    for (size_t i = 0; i < g->n_copies; i++) {
-        const ckpt_copy *c = &g->copies[i];
-        uint64_t run = (uint64_t)(bits / 8);
-        int k = c->n_loops;
-        while (k > 0 && c->loop[k - 1].dst == (int64_t)run)
-            run *= (uint64_t)c->loop[--k].n;
-        CKPT_CHECK(dst_runs(&list, c->loop, k, run, c->dst, err));
-    }
-    if (list.n > 1)
-        qsort(list.run, list.n, sizeof *list.run, run_order);
-    uint64_t at = lo;
-    for (size_t i = 0; i <= list.n; i++) {
-        uint64_t next = i < list.n ? list.run[i][0] : lo + n;
-        if (next > at)
-            CKPT_CHECK(fn(self, at, next - at, err));
-        if (i < list.n)
-            at = ckpt_max_u64(at, list.run[i][1]);
-    }
-done:
-    free(list.run);
     return status;
 }

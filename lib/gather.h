@@ -4,6 +4,8 @@
 
 #include "plan.h"
 
+#define CKPT_MAX_LOOPS 48 /* nested loops of a copy */
+
 /* A destination box: the part [lo, lo+len) (stored coordinates) of a tensor seen through map. */
 typedef struct ckpt_dst {
     const ckpt_map *map; /* where the canonical tensor sits in the destination tensor */
@@ -26,11 +28,11 @@ ckpt_status ckpt_gather_canon(const ckpt_source *src, const ckpt_canon *c, ckpt_
 /* Append the copies that bring canonical tensor `c` into the part of it that lies in dst.
  * *bytes receives the destination bytes (source dtype) they cover. Loops live in the arena. */
 ckpt_status ckpt_gather_add(const ckpt_source *src, const ckpt_canon *c, const ckpt_dst *dst,
-                            ckpt_arena *arena, ckpt_copies *out, uint64_t *bytes, ckpt_err *err)
-    CKPT_MUST_USE;
+                            ckpt_arena *arena, ckpt_copies *out, uint64_t *bytes,
+                            ckpt_err *err) CKPT_MUST_USE;
 /* Elements of dst's box that lie in the box of `map` (no source involved). */
-ckpt_status ckpt_box_volume(const ckpt_map *map, const ckpt_dst *dst, int64_t *out, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_box_volume(const ckpt_map *map, const ckpt_dst *dst, int64_t *out,
+                            ckpt_err *err) CKPT_MUST_USE;
 /* Sort the copies into out; frees the collection. */
 ckpt_status ckpt_gather_seal(ckpt_copies *copies, ckpt_arena *arena, ckpt_gather *out,
                              ckpt_err *err) CKPT_MUST_USE;

@@ -17,13 +17,13 @@ ckpt_status ckpt_check_interrupted(ckpt_err *err) CKPT_MUST_USE;
 /* Open for reading. Errors: CKPT_E_IO naming the path. A directory, FIFO or device is refused. */
 ckpt_status ckpt_open_read(const char *path, int *fd, uint64_t *size, ckpt_err *err) CKPT_MUST_USE;
 /* Read exactly n bytes at offset. A short file is CKPT_E_IO "unexpected end of file". */
-ckpt_status ckpt_pread_full(int fd, void *buf, size_t n, uint64_t offset, ckpt_err *err)
-    CKPT_MUST_USE;
-ckpt_status ckpt_pwrite_full(int fd, const void *buf, size_t n, uint64_t offset, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_pread_full(int fd, void *buf, size_t n, uint64_t offset,
+                            ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_pwrite_full(int fd, const void *buf, size_t n, uint64_t offset,
+                             ckpt_err *err) CKPT_MUST_USE;
 /* Whole small file, NUL-terminated in *out (not counted), refused above `limit` (CKPT_E_FORMAT). */
-ckpt_status ckpt_read_file(const char *path, uint64_t limit, ckpt_buf *out, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_read_file(const char *path, uint64_t limit, ckpt_buf *out,
+                           ckpt_err *err) CKPT_MUST_USE;
 
 bool ckpt_exists(const char *path);
 bool ckpt_is_dir(const char *path);

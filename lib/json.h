@@ -10,8 +10,8 @@ typedef struct cJSON ckpt_json;
 /* Parse n bytes. Errors (CKPT_E_FORMAT): syntax (with byte offset), trailing text, invalid UTF-8,
  * duplicate keys, depth over 128, integer literals that a double cannot hold exactly, \u0000, lone
  * surrogates, numbers out of range or longer than 63 characters. Accepts NaN/Infinity nowhere. */
-ckpt_status ckpt_json_parse(const char *text, size_t n, ckpt_json **out, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_json_parse(const char *text, size_t n, ckpt_json **out,
+                            ckpt_err *err) CKPT_MUST_USE;
 void ckpt_json_free(ckpt_json *json); /* NULL is fine */
 ckpt_json *ckpt_json_dup(const ckpt_json *json);
 

@@ -563,8 +563,8 @@ ckpt_status ckpt_layout_check(const ckpt_layout *layout, ckpt_err *err)
             status = ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not parse", row->stored);
         else if (!ckpt_pattern_match(row->stored, stored, &l, &e) ||
                  !ckpt_pattern_match(row->canon, canon, &l, &e))
-            status = ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not match its own name",
-                               row->stored);
+            status =
+                ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not match its own name", row->stored);
         else if (layout->n_schema > 0 && schema_row(layout, canon) == NULL)
             status = ckpt_fail(err, CKPT_E_FORMAT, "'%s' is not in the schema", row->canon);
         else if (row->tag != NULL && strchr(row->tag, '=') == NULL)

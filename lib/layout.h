@@ -48,7 +48,7 @@ typedef struct ckpt_schema_row {
     const char *canon; /* {b}, {e} */
     const char *dims;  /* expressions separated by commas: "NK*A,H" */
     unsigned flags;
-    const char *what;  /* one word for the table in README and --json: "column" "row" ... derived */
+    const char *what; /* one word for the table in README and --json: "column" "row" ... derived */
 } ckpt_schema_row;
 
 /* Named sizes. Names are short identifiers; a size is > 0 when bound. */

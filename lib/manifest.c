@@ -101,8 +101,14 @@ static ckpt_status parse_mesh(ckpt_manifest *m, const ckpt_json *doc, ckpt_err *
     struct {
         const char *key;
         int *value;
-    } axes[] = {{"tp", &m->mesh.tp},   {"pp", &m->mesh.pp}, {"ep", &m->mesh.ep},
-                {"etp", &m->mesh.etp}, {"cp", &m->mesh.cp}, {"dp", &m->mesh.dp}};
+    } axes[] = {
+        {"tp",  &m->mesh.tp },
+        {"pp",  &m->mesh.pp },
+        {"ep",  &m->mesh.ep },
+        {"etp", &m->mesh.etp},
+        {"cp",  &m->mesh.cp },
+        {"dp",  &m->mesh.dp }
+    };
     const ckpt_json *mesh = ckpt_json_get(doc, "mesh");
     for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++) {
         const ckpt_json *j = ckpt_json_get(mesh, axes[i].key);
@@ -205,8 +211,7 @@ static ckpt_status parse_tensor(ckpt_manifest *m, const ckpt_json *j, ckpt_manif
     if (!ckpt_numel(out->rank, out->dims, &numel) || !ckpt_dtype_bytes(out->dtype, numel, &bytes))
         return ckpt_fail(err, CKPT_E_FORMAT, "the size overflows");
     CKPT_CHECK(parse_hex(j, "digest", true, &has, out->hash.digest, err));
-    CKPT_CHECK(
-        parse_leaves(m, ckpt_json_get(j, "leaves"), out, ckpt_leaf_count(bytes), sha, err));
+    CKPT_CHECK(parse_leaves(m, ckpt_json_get(j, "leaves"), out, ckpt_leaf_count(bytes), sha, err));
     out->name = ckpt_arena_strdup(&m->arena, ckpt_json_key(j));
     if (out->name == NULL)
         status = no_memory(err);
@@ -605,8 +610,8 @@ ckpt_status ckpt_manifest_of_plan(ckpt_manifest *m, const ckpt_plan *plan,
     CKPT_CHECK(reserve(m, plan->n_results, plan->sink.n_files, err));
     for (size_t i = 0; i < plan->n_results; i++) {
         const ckpt_result_tensor *t = &plan->results[i];
-        m->tensors[i] = (ckpt_manifest_tensor){t->name, t->dtype, t->rank, t->dims,
-                                               result->tensors[i]};
+        m->tensors[i] =
+            (ckpt_manifest_tensor){t->name, t->dtype, t->rank, t->dims, result->tensors[i]};
     }
     m->n_tensors = plan->n_results;
     for (size_t i = 0; i < plan->sink.n_files; i++) {

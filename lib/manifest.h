@@ -37,7 +37,7 @@ typedef struct ckpt_manifest {
     const char *family, *layout, *container; /* NULL if unknown */
     const char *created;
     ckpt_mesh mesh;
-    ckpt_json *config;  /* canonical; may be NULL */
+    ckpt_json *config; /* canonical; may be NULL */
     ckpt_json *foreign; /* {"hf":…, "megatron":…, "fla":…} originals carried along; may be NULL */
     ckpt_manifest_file *files; /* sorted by name */
     size_t n_files;
@@ -51,8 +51,8 @@ typedef struct ckpt_manifest {
 
 /* Errors: CKPT_E_FORMAT (syntax, a field, a digest that contradicts its own leaves, a root that
  * contradicts the tensors), CKPT_E_UNSUPPORTED (another manifest_version). */
-ckpt_status ckpt_manifest_parse(const char *text, size_t n, ckpt_manifest *out, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_manifest_parse(const char *text, size_t n, ckpt_manifest *out,
+                                ckpt_err *err) CKPT_MUST_USE;
 /* Read the manifest file at `path`. */
 ckpt_status ckpt_manifest_read(const char *path, ckpt_manifest *out, ckpt_err *err) CKPT_MUST_USE;
 /* Find and read the manifest that belongs to an opened source: root/ckpt.manifest.json, or for a
@@ -82,11 +82,11 @@ ckpt_status ckpt_manifest_of_plan(ckpt_manifest *m, const ckpt_plan *plan,
                                   ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_manifest_of_model(ckpt_manifest *m, const ckpt_model *model,
                                    const ckpt_tensor_hash *tensors, const ckpt_file_hash *files,
-                                   const uint8_t root[CKPT_SHA256_LEN], ckpt_err *err)
-    CKPT_MUST_USE;
+                                   const uint8_t root[CKPT_SHA256_LEN],
+                                   ckpt_err *err) CKPT_MUST_USE;
 /* One more file, whose digests are of all its bytes. The name is copied. */
 ckpt_status ckpt_manifest_add_file(ckpt_manifest *m, const char *name, uint64_t size,
-                                   const uint8_t sha256[CKPT_SHA256_LEN], ckpt_err *err)
-    CKPT_MUST_USE;
+                                   const uint8_t sha256[CKPT_SHA256_LEN],
+                                   ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -1,100 +1,29 @@
 /* Binding a source to a layout: which row each stored tensor matches, what kind every block is, how
  * large every symbol is, and whether the result is a whole model. */
-#include "model.h"
 #include "checked.h"
-#include "plan.h"
+#include "gather.h"
+#include "model_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_KINDS 16
-
-/* Kinds of block in the order of their bits. `letter` is the pattern letter. */
-static const struct {
-    const char *name;
-    char letter;
-} kinds[] = {
-    {"kda",   'K'},
-    {"mla",   '+'},
-    {"attn",  '*'},
-    {"gdn",   'G'},
-    {"mlp",   '-'},
-    {"moe",   'E'},
-    {"mamba", 'M'},
-};
-#define N_KINDS ((int)(sizeof kinds / sizeof kinds[0]))
-#define NO_KIND (-1)
-
-/* One candidate reading of a stored tensor. */
-typedef struct match {
-    uint32_t tensor, row;
-    int64_t l, e;
-    int block, kind; /* -1, NO_KIND outside blocks */
-} match;
-
-typedef struct binder {
-    ckpt_model *m;
-    const ckpt_model_opts *opts;
-    const ckpt_layout *layout;
-    match *matches;
-    size_t n_matches, cap_matches;
-    uint32_t *block_mask; /* candidate kinds per block */
-    size_t n_blocks, cap_blocks;
-    int *block_kind;
-    bool *matched; /* per stored tensor */
-    uint32_t *unknown;
-    size_t n_unknown, cap_unknown;
-    size_t cap_tensors, cap_notes, cap_ignored, cap_extras;
-    const char *tags[16];
-    int n_tags;
-} binder;
-
-static int kind_of(const char *name, size_t n)
-{
-    for (int k = 0; k < N_KINDS; k++)
-        if (strlen(kinds[k].name) == n && memcmp(kinds[k].name, name, n) == 0)
-            return k;
-    return NO_KIND;
-}
-
 /* Split "blocks.{…}.KIND.…" of a row; block from the stored-side index. */
 static void canon_place(const ckpt_row *row, int64_t l, int *block, int *kind)
 {
     *block = -1;
-    *kind = NO_KIND;
+    *kind = CKPT_NO_KIND;
     if (strncmp(row->canon, "blocks.{", 8) != 0)
         return;
     const char *close = strchr(row->canon, '}');
     if (close == NULL || close[1] != '.')
         return;
     const char *word = close + 2;
-    *kind = kind_of(word, strcspn(word, "."));
+    *kind = ckpt_kind_of(word, strcspn(word, "."));
     int64_t mul = row->canon[8] == '2' ? 2 : 1;
     int64_t add = close[-2] == '+' ? close[-1] - '0' : 0;
     int64_t at = l * mul + add;
     *block = at >= 0 && at < (1 << 24) ? (int)at : -1;
-}
-
-static ckpt_status note(binder *b, ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(3, 4);
-static ckpt_status note(binder *b, ckpt_err *err, const char *fmt, ...)
-{
-    char text[512];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    void *notes = b->m->notes;
-    ckpt_status status =
-        ckpt_grow(&notes, &b->cap_notes, b->m->n_notes + 1, sizeof *b->m->notes, err);
-    b->m->notes = notes;
-    if (status != CKPT_OK)
-        return status;
-    const char *kept = ckpt_arena_strdup(&b->m->arena, text);
-    if (kept == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    b->m->notes[b->m->n_notes++] = kept;
-    return CKPT_OK;
 }
 
 static bool star_match(const char *pattern, const char *name)
@@ -137,7 +66,7 @@ static size_t count_matches(const ckpt_layout *layout, const ckpt_source *src)
 
 /* The layout whose rows explain most tensors; one that claims the configuration wins over others.
  * At least half must match: below that the checkpoint is of no known family. */
-static ckpt_status detect(binder *b, ckpt_err *err)
+static ckpt_status detect(ckpt_binder *b, ckpt_err *err)
 {
     const ckpt_source *src = b->m->src;
     const ckpt_layout *best = NULL, *rival = NULL;
@@ -177,7 +106,7 @@ static ckpt_status detect(binder *b, ckpt_err *err)
 
 /* ---- matching ---------------------------------------------------------------------------------- */
 
-static ckpt_status grow_blocks(binder *b, int block, ckpt_err *err)
+static ckpt_status grow_blocks(ckpt_binder *b, int block, ckpt_err *err)
 {
     if ((size_t)block < b->n_blocks)
         return CKPT_OK;
@@ -196,11 +125,10 @@ static ckpt_status grow_blocks(binder *b, int block, ckpt_err *err)
     return CKPT_OK;
 }
 
-static ckpt_status add_match(binder *b, match m, ckpt_err *err)
+static ckpt_status add_match(ckpt_binder *b, ckpt_match m, ckpt_err *err)
 {
     void *p = b->matches;
-    ckpt_status status =
-        ckpt_grow(&p, &b->cap_matches, b->n_matches + 1, sizeof *b->matches, err);
+    ckpt_status status = ckpt_grow(&p, &b->cap_matches, b->n_matches + 1, sizeof *b->matches, err);
     b->matches = p;
     if (status == CKPT_OK)
         b->matches[b->n_matches++] = m;
@@ -208,7 +136,7 @@ static ckpt_status add_match(binder *b, match m, ckpt_err *err)
 }
 
 /* All candidate rows of every tensor, and per block the kinds that all its tensors allow. */
-static ckpt_status match_all(binder *b, ckpt_err *err)
+static ckpt_status match_all(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     const ckpt_source *src = b->m->src;
@@ -217,12 +145,12 @@ static ckpt_status match_all(binder *b, ckpt_err *err)
         int mask_block = -1;
         size_t before = b->n_matches;
         for (size_t r = 0; r < b->layout->n_rows; r++) {
-            match m = {.tensor = (uint32_t)t, .row = (uint32_t)r};
+            ckpt_match m = {.tensor = (uint32_t)t, .row = (uint32_t)r};
             if (!row_fits(&b->layout->rows[r], &src->tensors[t], &m.l, &m.e))
                 continue;
             canon_place(&b->layout->rows[r], m.l, &m.block, &m.kind);
             CKPT_TRY(add_match(b, m, err), "tensor '%s'", src->tensors[t].name);
-            if (m.block >= 0 && m.kind != NO_KIND) {
+            if (m.block >= 0 && m.kind != CKPT_NO_KIND) {
                 mask |= (uint32_t)1 << m.kind;
                 mask_block = m.block;
             }
@@ -232,9 +160,10 @@ static ckpt_status match_all(binder *b, ckpt_err *err)
             CKPT_TRY(grow_blocks(b, mask_block, err), "tensor '%s'", src->tensors[t].name);
             uint32_t *have = &b->block_mask[mask_block];
             if ((*have & mask) == 0 && !b->opts->lenient) {
-                status = ckpt_fail(err, CKPT_E_FORMAT,
-                                   "tensor '%s' does not belong with the other tensors of its layer",
-                                   src->tensors[t].name);
+                status =
+                    ckpt_fail(err, CKPT_E_FORMAT,
+                              "tensor '%s' does not belong with the other tensors of its layer",
+                              src->tensors[t].name);
                 goto done;
             }
             *have = (*have & mask) != 0 ? *have & mask : *have;
@@ -245,7 +174,7 @@ done:
 }
 
 /* Settle the kind of each block, from its tensors, else from the configured pattern. */
-static ckpt_status settle_kinds(binder *b, ckpt_err *err)
+static ckpt_status settle_kinds(ckpt_binder *b, ckpt_err *err)
 {
     const char *pattern = ckpt_json_string(ckpt_json_get(b->m->config, "pattern"));
     size_t n_pattern = pattern != NULL ? strlen(pattern) : 0;
@@ -254,27 +183,29 @@ static ckpt_status settle_kinds(binder *b, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for blocks");
     for (size_t i = 0; i < b->n_blocks; i++) {
         uint32_t mask = b->block_mask[i];
-        int kind = NO_KIND;
-        for (int k = 0; k < N_KINDS; k++)
+        int kind = CKPT_NO_KIND;
+        for (int k = 0; k < CKPT_N_KINDS; k++)
             if (mask != UINT32_MAX && (mask >> k & 1) != 0 &&
-                (kind == NO_KIND || (i < n_pattern && kinds[k].letter == pattern[i])))
+                (kind == CKPT_NO_KIND || (i < n_pattern && ckpt_kinds[k].letter == pattern[i])))
                 kind = k;
         b->block_kind[i] = kind;
-        if (kind == NO_KIND || i >= n_pattern || kinds[kind].letter == pattern[i])
+        if (kind == CKPT_NO_KIND || i >= n_pattern || ckpt_kinds[kind].letter == pattern[i])
             continue;
         if (!b->opts->lenient)
             return ckpt_fail(err, CKPT_E_FORMAT,
                              "block %zu is %s by its tensors but '%c' by the configuration", i,
-                             kinds[kind].name, pattern[i]);
-        ckpt_status status = note(b, err, "block %zu is %s by its tensors but '%c' by the "
-                                          "configuration", i, kinds[kind].name, pattern[i]);
+                             ckpt_kinds[kind].name, pattern[i]);
+        ckpt_status status = ckpt_bind_note(b, err,
+                                            "block %zu is %s by its tensors but '%c' by the "
+                                            "configuration",
+                                            i, ckpt_kinds[kind].name, pattern[i]);
         if (status != CKPT_OK)
             return status;
     }
     size_t kept = 0;
     for (size_t i = 0; i < b->n_matches; i++) {
-        const match *m = &b->matches[i];
-        if (m->block < 0 || m->kind == NO_KIND || b->block_kind[m->block] == m->kind)
+        const ckpt_match *m = &b->matches[i];
+        if (m->block < 0 || m->kind == CKPT_NO_KIND || b->block_kind[m->block] == m->kind)
             b->matches[kept++] = *m;
     }
     b->n_matches = kept;
@@ -294,7 +225,7 @@ static size_t likeness(const char *a, const char *b)
     return head + tail;
 }
 
-static const char *nearest_known(binder *b, const char *name)
+static const char *nearest_known(ckpt_binder *b, const char *name)
 {
     size_t best = 0;
     const char *text = NULL;
@@ -308,7 +239,7 @@ static const char *nearest_known(binder *b, const char *name)
     return text;
 }
 
-static ckpt_status report_unknown(binder *b, ckpt_err *err)
+static ckpt_status report_unknown(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_buf text = {0};
     for (size_t i = 0; i < b->n_unknown && i < 8; i++) {
@@ -340,7 +271,7 @@ static ckpt_status push_name(const char ***list, size_t *n, size_t *cap, const c
 }
 
 /* Sort out tensors that no row explains: ignored by the layout, or unknown. */
-static ckpt_status collect_unknown(binder *b, ckpt_err *err)
+static ckpt_status collect_unknown(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     ckpt_model *m = b->m;
@@ -366,7 +297,7 @@ done:
 
 /* ---- building canonical tensors ---------------------------------------------------------------- */
 
-static ckpt_status push_canon(binder *b, const ckpt_canon *c, ckpt_err *err)
+static ckpt_status push_canon(ckpt_binder *b, const ckpt_canon *c, ckpt_err *err)
 {
     void *p = b->m->tensors;
     ckpt_status status =
@@ -377,7 +308,7 @@ static ckpt_status push_canon(binder *b, const ckpt_canon *c, ckpt_err *err)
     return status;
 }
 
-static ckpt_status push_whole(binder *b, uint32_t tensor, const char *name, ckpt_err *err)
+static ckpt_status push_whole(ckpt_binder *b, uint32_t tensor, const char *name, ckpt_err *err)
 {
     const ckpt_tensor *t = &b->m->src->tensors[tensor];
     ckpt_axis *axis = ckpt_arena_array(&b->m->arena, (size_t)t->rank + 1, sizeof *axis);
@@ -385,19 +316,26 @@ static ckpt_status push_whole(binder *b, uint32_t tensor, const char *name, ckpt
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (int d = 0; d < t->rank; d++)
         axis[d] = (ckpt_axis){.size = t->dims[d], .len = t->dims[d], .dim = d};
-    ckpt_canon c = {.name = name, .dims = t->dims, .rank = t->rank, .dtype = t->dtype,
-                    .stored = tensor, .map = {axis, t->rank}, .block = -1, .extra = true};
+    ckpt_canon c = {
+        .name = name,
+        .dims = t->dims,
+        .rank = t->rank,
+        .dtype = t->dtype,
+        .stored = tensor,
+        .map = {axis, t->rank},
+        .block = -1,
+        .extra = true
+    };
     int64_t numel;
     if (!ckpt_numel(t->rank, t->dims, &numel) || !ckpt_dtype_bytes(t->dtype, numel, &c.bytes))
         return ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': size overflows", t->name);
-    ckpt_status status =
-        push_name(&b->m->extras, &b->m->n_extras, &b->cap_extras, t->name, err);
+    ckpt_status status = push_name(&b->m->extras, &b->m->n_extras, &b->cap_extras, t->name, err);
     return status == CKPT_OK ? push_canon(b, &c, err) : status;
 }
 
 /* A tensor that this layout does not have may still be known under the same family's other
  * layouts (carried through by an earlier convert): it then keeps its canonical name. */
-static const char *foreign_name(binder *b, const ckpt_tensor *t, ckpt_err *err)
+static const char *foreign_name(ckpt_binder *b, const ckpt_tensor *t, ckpt_err *err)
 {
     (void)err;
     for (size_t i = 0; ckpt_layouts[i] != NULL; i++) {
@@ -409,10 +347,11 @@ static const char *foreign_name(binder *b, const ckpt_tensor *t, ckpt_err *err)
         for (size_t r = 0; r < other->n_rows; r++) {
             int64_t l, e;
             int block, kind;
-            if (!row_fits(&other->rows[r], t, &l, &e) || strpbrk(other->rows[r].view, "=[<") != NULL)
+            if (!row_fits(&other->rows[r], t, &l, &e) ||
+                strpbrk(other->rows[r].view, "=[<") != NULL)
                 continue;
             canon_place(&other->rows[r], l, &block, &kind);
-            if (block >= 0 && (size_t)block < b->n_blocks && kind != NO_KIND &&
+            if (block >= 0 && (size_t)block < b->n_blocks && kind != CKPT_NO_KIND &&
                 b->block_kind[block] != kind)
                 continue;
             found = ckpt_pattern_format(&b->m->arena, other->rows[r].canon, l, e);
@@ -424,7 +363,7 @@ static const char *foreign_name(binder *b, const ckpt_tensor *t, ckpt_err *err)
     return t->name;
 }
 
-static ckpt_status push_unknown(binder *b, ckpt_err *err)
+static ckpt_status push_unknown(ckpt_binder *b, ckpt_err *err)
 {
     for (size_t i = 0; i < b->n_unknown; i++) {
         const ckpt_tensor *t = &b->m->src->tensors[b->unknown[i]];
@@ -447,7 +386,7 @@ static const ckpt_schema_row *schema_of(const ckpt_layout *layout, const char *c
 
 /* Canonical dims from the schema where all sizes are known, else the box grouped by stored
  * dimension without indexed axes. Both must have the box's volume. */
-static ckpt_status canon_dims(binder *b, ckpt_canon *c, const ckpt_schema_row *schema,
+static ckpt_status canon_dims(ckpt_binder *b, ckpt_canon *c, const ckpt_schema_row *schema,
                               const ckpt_view_out *view, ckpt_err *err)
 {
     int64_t dims[CKPT_MAX_RANK], volume = 1, product = 1;
@@ -492,7 +431,7 @@ static ckpt_status canon_dims(binder *b, ckpt_canon *c, const ckpt_schema_row *s
     return CKPT_OK;
 }
 
-static void see_tag(binder *b, const char *tag)
+static void see_tag(ckpt_binder *b, const char *tag)
 {
     for (int i = 0; i < b->n_tags; i++)
         if (strcmp(b->tags[i], tag) == 0)
@@ -501,18 +440,18 @@ static void see_tag(binder *b, const char *tag)
         b->tags[b->n_tags++] = tag;
 }
 
-static ckpt_status build_one(binder *b, const match *m, int64_t e, ckpt_err *err)
+static ckpt_status build_one(ckpt_binder *b, const ckpt_match *m, int64_t e, ckpt_err *err)
 {
     const ckpt_row *row = &b->layout->rows[m->row];
     const ckpt_tensor *t = &b->m->src->tensors[m->tensor];
     ckpt_view_out view;
-    ckpt_view_in in = {.view = row->view, .e = e, .rank = t->rank, .dims = t->dims,
-                       .syms = &b->m->syms};
+    ckpt_view_in in = {
+        .view = row->view, .e = e, .rank = t->rank, .dims = t->dims, .syms = &b->m->syms};
     ckpt_status status = ckpt_view_build(&in, &b->m->arena, &view, err);
     if (status != CKPT_OK)
         return status;
-    ckpt_canon c = {.dtype = t->dtype, .stored = m->tensor, .map = view.map, .row = row,
-                    .block = m->block};
+    ckpt_canon c = {
+        .dtype = t->dtype, .stored = m->tensor, .map = view.map, .row = row, .block = m->block};
     c.name = ckpt_pattern_format(&b->m->arena, row->canon, m->l, e);
     if (c.name == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
@@ -525,7 +464,7 @@ static ckpt_status build_one(binder *b, const match *m, int64_t e, ckpt_err *err
 }
 
 /* Bind sizes from one tensor per row until nothing new comes; then build everything. */
-static ckpt_status build_all(binder *b, ckpt_err *err)
+static ckpt_status build_all(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     const ckpt_source *src = b->m->src;
@@ -534,18 +473,22 @@ static ckpt_status build_all(binder *b, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (int pass = 0; pass < 4; pass++)
         for (size_t i = 0; i < b->n_matches; i++) {
-            const match *m = &b->matches[i];
+            const ckpt_match *m = &b->matches[i];
             const ckpt_tensor *t = &src->tensors[m->tensor];
             ckpt_view_out view;
-            ckpt_view_in in = {.view = b->layout->rows[m->row].view, .e = m->e, .rank = t->rank,
-                               .dims = t->dims, .syms = &b->m->syms, .bind_only = true};
+            ckpt_view_in in = {.view = b->layout->rows[m->row].view,
+                               .e = m->e,
+                               .rank = t->rank,
+                               .dims = t->dims,
+                               .syms = &b->m->syms,
+                               .bind_only = true};
             if (done_row[m->row])
                 continue;
             CKPT_TRY(ckpt_view_build(&in, &b->m->arena, &view, err), "tensor '%s'", t->name);
             done_row[m->row] = view.complete;
         }
     for (size_t i = 0; i < b->n_matches; i++) {
-        const match *m = &b->matches[i];
+        const ckpt_match *m = &b->matches[i];
         const char *symbol;
         size_t len;
         int64_t first = m->e, last = m->e + 1;
@@ -573,14 +516,13 @@ static int canon_order(const void *a, const void *b)
 int64_t ckpt_model_find(const ckpt_model *model, const char *name)
 {
     ckpt_canon key = {.name = name};
-    const ckpt_canon *hit = model->n_tensors == 0
-                                ? NULL
-                                : bsearch(&key, model->tensors, model->n_tensors, sizeof key,
-                                          canon_order);
+    const ckpt_canon *hit = model->n_tensors == 0 ? NULL
+                                                  : bsearch(&key, model->tensors, model->n_tensors,
+                                                            sizeof key, canon_order);
     return hit == NULL ? -1 : hit - model->tensors;
 }
 
-static ckpt_status sort_tensors(binder *b, ckpt_err *err)
+static ckpt_status sort_tensors(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_model *m = b->m;
     if (m->n_tensors > 0)
@@ -593,205 +535,19 @@ static ckpt_status sort_tensors(binder *b, ckpt_err *err)
     return CKPT_OK;
 }
 
-/* ---- completeness ------------------------------------------------------------------------------ */
-
-/* Is `word` (a canonical suffix, with {e} expanded over E) present below prefix? */
-static bool have_tensor(const binder *b, const char *prefix, const char *word, size_t n,
-                        char *missing, size_t missing_size)
-{
-    char pattern[256], name[320];
-    snprintf(pattern, sizeof pattern, "%s%.*s", prefix, (int)n, word);
-    int64_t count = strstr(pattern, "{e}") != NULL ? ckpt_sym_get(&b->m->syms, "E", 1) : 1;
-    for (int64_t e = 0; e < (count > 0 ? count : 1); e++) {
-        const char *hole = strstr(pattern, "{e}");
-        if (hole != NULL)
-            snprintf(name, sizeof name, "%.*s%lld%s", (int)(hole - pattern), pattern, (long long)e,
-                     hole + 3);
-        else
-            snprintf(name, sizeof name, "%s", pattern);
-        if (ckpt_model_find(b->m, name) < 0) {
-            snprintf(missing, missing_size, "%s", name);
-            return false;
-        }
-    }
-    return true;
-}
-
-/* One requirement "a/b+c": some alternative whole. */
-static bool have_group(const binder *b, const char *prefix, const char *group, size_t n,
-                       char *missing, size_t missing_size)
-{
-    const char *end = group + n;
-    char first[320] = "";
-    while (group < end) {
-        size_t alt = 0;
-        bool all = true;
-        while (group + alt < end && group[alt] != '/')
-            alt++;
-        for (size_t i = 0; i < alt && all;) {
-            size_t word = 0;
-            while (i + word < alt && group[i + word] != '+')
-                word++;
-            all = have_tensor(b, prefix, group + i, word, missing, missing_size);
-            i += word + 1;
-        }
-        if (all)
-            return true;
-        if (first[0] == '\0')
-            snprintf(first, sizeof first, "%s", missing);
-        group += alt + 1;
-    }
-    snprintf(missing, missing_size, "%s", first);
-    return false;
-}
-
-/* Check one "kind: words" section for one prefix. */
-static ckpt_status check_words(binder *b, const char *prefix, const char *words, size_t n,
-                               ckpt_err *err)
-{
-    for (size_t i = 0; i < n;) {
-        size_t word = 0;
-        char missing[320];
-        while (i + word < n && words[i + word] != ' ')
-            word++;
-        if (word > 0 && !have_group(b, prefix, words + i, word, missing, sizeof missing)) {
-            if (!b->opts->lenient)
-                return ckpt_fail(err, CKPT_E_FORMAT, "missing tensor %s (layout %s)", missing,
-                                 b->layout->name);
-            ckpt_status status = note(b, err, "missing tensor %s", missing);
-            if (status != CKPT_OK)
-                return status;
-        }
-        i += word + 1;
-    }
-    return CKPT_OK;
-}
-
-static ckpt_status check_complete(binder *b, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    for (const char *p = b->layout->required; p != NULL && *p != '\0';) {
-        while (*p == ' ')
-            p++;
-        size_t n = strcspn(p, ";");
-        const char *colon = memchr(p, ':', n);
-        if (colon == NULL)
-            break;
-        const char *words = colon + 1;
-        size_t n_words = n - (size_t)(words - p);
-        int kind = kind_of(p, (size_t)(colon - p));
-        if (kind == NO_KIND)
-            CKPT_CHECK(check_words(b, "", words, n_words, err));
-        for (size_t i = 0; kind != NO_KIND && i < b->n_blocks; i++) {
-            char prefix[64];
-            snprintf(prefix, sizeof prefix, "blocks.%zu.%s.", i, kinds[kind].name);
-            if (b->block_kind[i] == kind)
-                CKPT_CHECK(check_words(b, prefix, words, n_words, err));
-        }
-        p += n + (p[n] == ';');
-    }
-done:
-    return status;
-}
-
-/* Blocks seen against the configured pattern; the head against the tied flag. */
-static ckpt_status check_config(binder *b, char **pattern_out, ckpt_err *err)
-{
-    ckpt_model *m = b->m;
-    const char *pattern = ckpt_json_string(ckpt_json_get(m->config, "pattern"));
-    char *seen = ckpt_arena_alloc(&m->arena, b->n_blocks + 1);
-    if (seen == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    for (size_t i = 0; i < b->n_blocks; i++) {
-        if (b->block_kind[i] == NO_KIND) {
-            if (!b->opts->lenient)
-                return ckpt_fail(err, CKPT_E_FORMAT, "block %zu of %zu has no tensors", i,
-                                 b->n_blocks);
-            seen[i] = '?';
-            continue;
-        }
-        seen[i] = kinds[b->block_kind[i]].letter;
-    }
-    *pattern_out = seen;
-    m->n_blocks = (int)b->n_blocks;
-    if (b->opts->lenient)
-        return CKPT_OK;
-    if (pattern != NULL && strlen(pattern) != b->n_blocks)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "configuration has %zu blocks (%s), the tensors have %zu (%s)",
-                         strlen(pattern), pattern, b->n_blocks, seen);
-    bool tied = false;
-    bool known = ckpt_json_bool(ckpt_json_get(m->config, "tied"), &tied);
-    if (known && !tied && ckpt_model_find(m, "head.weight") < 0)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "missing tensor head.weight: the configuration says the head is not tied");
-    return CKPT_OK;
-}
-
-static ckpt_status finish_config(binder *b, const char *pattern, ckpt_err *err)
-{
-    ckpt_model *m = b->m;
-    ckpt_status status = CKPT_OK;
-    int64_t embed = ckpt_model_find(m, "embed.weight");
-    if (ckpt_sym_get(&m->syms, "V", 1) == 0 && embed >= 0)
-        (void)ckpt_sym_set(&m->syms, "V", m->tensors[embed].dims[0]);
-    bool tied = ckpt_model_find(m, "head.weight") < 0;
-    CKPT_CHECK(ckpt_config_complete(m->config, &m->syms, pattern, tied, err));
-    if (!b->opts->lenient)
-        CKPT_TRY(ckpt_config_check(m->config, err), "configuration");
-done:
-    return status;
-}
-
-static int mesh_field(const ckpt_json *config, const char *key)
-{
-    int64_t v;
-    return ckpt_json_int(ckpt_json_get(config, key), &v) && v > 0 && v < 65536 ? (int)v : 1;
-}
-
-static void detect_mesh(ckpt_model *m)
-{
-    m->mesh = (ckpt_mesh){1, 1, 1, 0, 1, 1};
-    if (m->src->config_kind == CKPT_CONFIG_MEGATRON) {
-        const ckpt_json *c = m->src->config;
-        m->mesh.tp = mesh_field(c, "tensor_model_parallel_size");
-        m->mesh.pp = mesh_field(c, "pipeline_model_parallel_size");
-        m->mesh.cp = mesh_field(c, "context_parallel_size");
-        m->mesh.ep = mesh_field(c, "expert_model_parallel_size");
-        if (ckpt_json_get(c, "expert_tensor_parallel_size") != NULL)
-            m->mesh.etp = mesh_field(c, "expert_tensor_parallel_size");
-    }
-    if (m->mesh.etp == 0)
-        m->mesh.etp = m->mesh.tp;
-}
-
-/* A container that cuts tensors shows TP by the chunks of the embedding; that beats the arguments,
- * which a resharded checkpoint carries unchanged. */
-static void mesh_from_chunks(ckpt_model *m)
-{
-    int64_t embed = ckpt_model_find(m, "embed.weight");
-    if (embed < 0 || m->src->config_kind != CKPT_CONFIG_MEGATRON)
-        return;
-    size_t n = m->src->tensors[m->tensors[embed].stored].n_chunks;
-    if (n > 0 && n < 65536 && (int)n != m->mesh.tp) {
-        m->mesh.etp = m->mesh.etp == m->mesh.tp ? (int)n : m->mesh.etp;
-        m->mesh.tp = (int)n;
-    }
-}
-
-static ckpt_status join_tags(binder *b, ckpt_err *err)
+static ckpt_status join_tags(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_buf text = {0};
     for (int i = 0; i < b->n_tags; i++)
         ckpt_buf_printf(&text, "%s%s", i > 0 ? "," : "", b->tags[i]);
-    b->m->tags = ckpt_arena_strndup(&b->m->arena, text.data != NULL ? (char *)text.data : "",
-                                    text.len);
+    b->m->tags =
+        ckpt_arena_strndup(&b->m->arena, text.data != NULL ? (char *)text.data : "", text.len);
     bool failed = text.failed || b->m->tags == NULL;
     ckpt_buf_release(&text);
     return failed ? ckpt_fail(err, CKPT_E_NOMEM, "out of memory") : CKPT_OK;
 }
 
-static ckpt_status bind_layout(binder *b, ckpt_err *err)
+static ckpt_status bind_layout(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_model *m = b->m;
     ckpt_status status = CKPT_OK;
@@ -810,7 +566,8 @@ static ckpt_status bind_layout(binder *b, ckpt_err *err)
             goto done;
         }
         if (status != CKPT_OK)
-            CKPT_CHECK(note(b, err, "configuration: %s", err != NULL ? err->text : "not readable"));
+            CKPT_CHECK(ckpt_bind_note(b, err, "configuration: %s",
+                                      err != NULL ? err->text : "not readable"));
         CKPT_CHECK(ckpt_config_symbols(m->config, &m->syms, err));
     }
     CKPT_CHECK(match_all(b, err));
@@ -823,11 +580,11 @@ static ckpt_status bind_layout(binder *b, ckpt_err *err)
     CKPT_CHECK(build_all(b, err));
     CKPT_CHECK(push_unknown(b, err));
     CKPT_CHECK(sort_tensors(b, err));
-    CKPT_CHECK(check_complete(b, err));
-    CKPT_CHECK(check_config(b, &pattern, err));
-    CKPT_CHECK(finish_config(b, pattern, err));
+    CKPT_CHECK(ckpt_bind_complete(b, err));
+    CKPT_CHECK(ckpt_bind_config(b, &pattern, err));
+    CKPT_CHECK(ckpt_bind_finish(b, pattern, err));
     CKPT_CHECK(join_tags(b, err));
-    mesh_from_chunks(m);
+    ckpt_mesh_from_chunks(m);
 done:
     return status;
 }
@@ -838,8 +595,8 @@ ckpt_status ckpt_model_bind(ckpt_model *model, ckpt_source *src, const ckpt_mode
     static const ckpt_model_opts defaults = {0};
     ckpt_status status = CKPT_OK;
     *model = (ckpt_model){.src = src};
-    binder b = {.m = model, .opts = opts != NULL ? opts : &defaults};
-    detect_mesh(model);
+    ckpt_binder b = {.m = model, .opts = opts != NULL ? opts : &defaults};
+    ckpt_mesh_from_args(model);
     CKPT_CHECK(detect(&b, err));
     if (b.layout != NULL) {
         CKPT_CHECK(bind_layout(&b, err));

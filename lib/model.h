@@ -14,11 +14,11 @@ typedef struct ckpt_canon {
     uint64_t bytes;
     uint32_t stored; /* index into source->tensors */
     ckpt_map map;    /* box of the view of the stored tensor; row-major box order = tensor order */
-    const ckpt_row *row; /* NULL when extra */
-    int block;           /* -1 outside blocks */
-    unsigned flags;      /* CKPT_SCHEMA_* */
+    const ckpt_row *row;                /* NULL when extra */
+    int block;                          /* -1 outside blocks */
+    unsigned flags;                     /* CKPT_SCHEMA_* */
     const struct ckpt_derived *derived; /* computed from other tensors; NULL = stored */
-    bool extra;          /* no row matched: passed through whole under its stored name */
+    bool extra; /* no row matched: passed through whole under its stored name */
 } ckpt_canon;
 
 typedef struct ckpt_model {
@@ -26,7 +26,7 @@ typedef struct ckpt_model {
     ckpt_arena arena;
     const ckpt_layout *layout; /* NULL: no family matched, every tensor is extra */
     ckpt_symtab syms;
-    ckpt_json *config;  /* canonical; NULL when layout is NULL */
+    ckpt_json *config;   /* canonical; NULL when layout is NULL */
     ckpt_canon *tensors; /* sorted bytewise by name */
     size_t n_tensors;
     int n_blocks;

@@ -27,10 +27,10 @@ typedef struct ckpt_copy {
 typedef struct ckpt_gather {
     ckpt_copy *copies; /* sorted by dst */
     size_t n_copies;
-    uint64_t bytes;    /* of the destination in the source dtype */
-    uint64_t pad;      /* bytes of it that are zero fill */
-    ckpt_dtype from, to; /* to != from: cast while gathering */
-    bool swap;         /* source is big-endian */
+    uint64_t bytes;                     /* of the destination in the source dtype */
+    uint64_t pad;                       /* bytes of it that are zero fill */
+    ckpt_dtype from, to;                /* to != from: cast while gathering */
+    bool swap;                          /* source is big-endian */
     const struct ckpt_derived *derived; /* what copies from CKPT_DERIVED_FILE are computed from */
 } ckpt_gather;
 
@@ -58,8 +58,8 @@ typedef struct ckpt_convert_opts {
     const struct ckpt_container *container; /* target */
     const ckpt_layout *layout;              /* target; NULL = keep the source's */
     ckpt_mesh mesh;
-    bool sharded;          /* container cuts tensors over the mesh (torch_dist) */
-    const char *tags;      /* user choices, comma-separated, or NULL */
+    bool sharded;     /* container cuts tensors over the mesh (torch_dist) */
+    const char *tags; /* user choices, comma-separated, or NULL */
     const char *const *include, *const *exclude; /* globs on canonical or stored names */
     size_t n_include, n_exclude;
     const char *const *rename; /* FROM=TO pairs on target stored names (exact or one '*') */
@@ -68,8 +68,8 @@ typedef struct ckpt_convert_opts {
     ckpt_dtype dtype;
     bool dtype_force; /* cast the keep-list too */
     bool allow_unknown, allow_unknown_objects, approximate;
-    bool fold_f, fold_g;          /* --kda-f-lora-rank none, --kda-gate-lora-rank none */
-    int64_t f_rank, g_rank;       /* > 0: requested rank (equal: no-op; else unsupported), 0: keep */
+    bool fold_f, fold_g;    /* --kda-f-lora-rank none, --kda-gate-lora-rank none */
+    int64_t f_rank, g_rank; /* > 0: requested rank (equal: no-op; else unsupported), 0: keep */
     uint64_t max_shard_bytes;
     bool single_file;
     const ckpt_json *foreign_config; /* an earlier configuration of the target's kind, or NULL */
@@ -97,18 +97,18 @@ typedef struct ckpt_plan {
     ckpt_arena arena;
     ckpt_out out;
     ckpt_sink sink;
-    ckpt_gather **chunks;           /* [tensor][chunk] */
-    ckpt_result_tensor *results;    /* sorted by canonical name */
+    ckpt_gather **chunks;        /* [tensor][chunk] */
+    ckpt_result_tensor *results; /* sorted by canonical name */
     size_t n_results;
-    const char **lossy;             /* one line each: what was approximated */
+    const char **lossy; /* one line each: what was approximated */
     size_t n_lossy;
-    const char **dropped;           /* one line each: what is left out and why */
+    const char **dropped; /* one line each: what is left out and why */
     size_t n_dropped;
-    const char **warnings;          /* one line each: legal, but the user should know */
+    const char **warnings; /* one line each: legal, but the user should know */
     size_t n_warnings;
-    const char **not_cast;          /* tensors --dtype left alone, with the reason */
+    const char **not_cast; /* tensors --dtype left alone, with the reason */
     size_t n_not_cast;
-    ckpt_json *config;              /* target's stored configuration */
+    ckpt_json *config; /* target's stored configuration */
     ckpt_json *canon_config;
     uint64_t payload_bytes, total_bytes;
 } ckpt_plan;

@@ -211,7 +211,8 @@ ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int
         mesh = &one;
     size_t n = 1;
     for (int d = 0; d < rank; d++) {
-        ckpt_status status = plan_dim(mesh, d, dims[d], map != NULL ? map : &none, &cut[d], &within, err);
+        ckpt_status status =
+            plan_dim(mesh, d, dims[d], map != NULL ? map : &none, &cut[d], &within, err);
         if (status != CKPT_OK)
             return status;
         if (!ckpt_mul_size(n, (size_t)(cut[d].units * cut[d].parts), &n))

@@ -16,10 +16,10 @@ typedef struct ckpt_mesh {
 /* How an axis of a view is cut. */
 typedef enum ckpt_cut {
     CKPT_CUT_NONE,
-    CKPT_CUT_TP,   /* equal contiguous parts, one per TP rank */
-    CKPT_CUT_ETP,  /* the same over the expert-TP group */
-    CKPT_CUT_EP,   /* every index is a chunk of its own; owner by equal blocks over EP */
-    CKPT_CUT_UNIT, /* every index is a chunk of its own, same owner */
+    CKPT_CUT_TP,     /* equal contiguous parts, one per TP rank */
+    CKPT_CUT_ETP,    /* the same over the expert-TP group */
+    CKPT_CUT_EP,     /* every index is a chunk of its own; owner by equal blocks over EP */
+    CKPT_CUT_UNIT,   /* every index is a chunk of its own, same owner */
     CKPT_CUT_TP_DIM, /* on the first axis of a dimension: the whole dimension in equal parts */
     CKPT_CUT_HEAD /* as TP; where TP is a multiple of the heads, cut inside them: the whole dimension
                      in equal parts if it divides, else not at all */
@@ -44,8 +44,8 @@ ckpt_status ckpt_mesh_resolve(ckpt_mesh *mesh, ckpt_err *err) CKPT_MUST_USE;
 /* Number of ranks: pp * max(tp * cp * dp, etp * ep), made a multiple of both. */
 int ckpt_mesh_world(const ckpt_mesh *mesh);
 /* Pipeline stage of block b of n: equal contiguous blocks; n must divide by pp (USAGE). */
-ckpt_status ckpt_mesh_check_blocks(const ckpt_mesh *mesh, int n_blocks, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_mesh_check_blocks(const ckpt_mesh *mesh, int n_blocks,
+                                   ckpt_err *err) CKPT_MUST_USE;
 int ckpt_mesh_stage(const ckpt_mesh *mesh, int block, int n_blocks);
 
 /* Cut a stored tensor (rank dims, viewed as map) over the mesh: chunks in row-major grid order with

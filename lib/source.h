@@ -48,8 +48,11 @@ typedef struct ckpt_object {
     const char *text;           /* one-line rendering for inspect --common, or NULL */
 } ckpt_object;
 
-typedef enum ckpt_config_kind { CKPT_CONFIG_NONE, CKPT_CONFIG_HF, CKPT_CONFIG_MEGATRON }
-    ckpt_config_kind;
+typedef enum ckpt_config_kind {
+    CKPT_CONFIG_NONE,
+    CKPT_CONFIG_HF,
+    CKPT_CONFIG_MEGATRON
+} ckpt_config_kind;
 
 typedef struct ckpt_source {
     const struct ckpt_container *container;
@@ -62,8 +65,8 @@ typedef struct ckpt_source {
     size_t n_tensors;
     ckpt_object *objects; /* sorted bytewise by name */
     size_t n_objects;
-    ckpt_json *config; /* HF config.json, or Megatron args as an object; NULL if absent */
-    ckpt_json *common; /* decoded common state without tensors, for display; NULL if none */
+    ckpt_json *config;   /* HF config.json, or Megatron args as an object; NULL if absent */
+    ckpt_json *common;   /* decoded common state without tensors, for display; NULL if none */
     ckpt_json *metadata; /* container-level metadata (safetensors __metadata__), or NULL */
     ckpt_config_kind config_kind;
     int64_t iteration; /* -1 unknown */
@@ -77,7 +80,7 @@ typedef struct ckpt_source {
 } ckpt_source;
 
 typedef struct ckpt_open_opts {
-    int64_t iteration; /* -1: the newest complete one */
+    int64_t iteration;     /* -1: the newest complete one */
     const char *container; /* force a container by name, or NULL */
 } ckpt_open_opts;
 
@@ -198,12 +201,12 @@ void ckpt_source_close(ckpt_source *src);
 /* Append to the source's tables, which only these two functions may grow. With open_it the file
  * must hold data: a Git LFS pointer or an HTML page in its place is refused (CKPT_E_FORMAT) with a
  * message that says so. Both strings are copied. */
-ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char *path,
-                                 bool open_it, uint32_t *index, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char *path, bool open_it,
+                                 uint32_t *index, ckpt_err *err) CKPT_MUST_USE;
 /* CKPT_E_FORMAT if the first n bytes of a file of `size` bytes are not those of data but of a Git
  * LFS pointer or an HTML/XML page; else CKPT_OK. */
-ckpt_status ckpt_refuse_stand_in(const uint8_t *head, size_t n, uint64_t size, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_refuse_stand_in(const uint8_t *head, size_t n, uint64_t size,
+                                 ckpt_err *err) CKPT_MUST_USE;
 /* Kept texts are capped; beyond 1000 only their number is kept. */
 ckpt_status ckpt_source_warn(ckpt_source *src, ckpt_err *err, const char *fmt, ...)
     CKPT_PRINTF(3, 4);
@@ -216,7 +219,7 @@ int64_t ckpt_source_find(const ckpt_source *src, const char *name);
  * bytes each chunk touches lie inside its file. Errors: CKPT_E_FORMAT naming the tensor and the
  * first overlapping or missing coordinates. Linear in chunks beyond the sort, for any tiling; the
  * chance that a defect passes is below 2^-56, with keys drawn anew in every process. */
-ckpt_status ckpt_tensor_check(const ckpt_source *src, ckpt_tensor *tensor, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_tensor_check(const ckpt_source *src, ckpt_tensor *tensor,
+                              ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -18,8 +18,8 @@ typedef struct ckpt_progress {
 } ckpt_progress;
 
 typedef struct ckpt_stream_opts {
-    int threads;     /* 0 = all cores */
-    uint64_t memory; /* bytes for buffers; at least 1 MiB is used */
+    int threads;                   /* 0 = all cores */
+    uint64_t memory;               /* bytes for buffers; at least 1 MiB is used */
     const ckpt_progress *progress; /* NULL = none */
 } ckpt_stream_opts;
 
@@ -48,8 +48,8 @@ typedef struct ckpt_convert_result {
 /* Write every file of the plan below dir (which exists; commit protocol is the caller's), fsync
  * them, and compute all digests. Arrays are allocated in `arena`. */
 ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_stream_opts *opts,
-                                ckpt_arena *arena, ckpt_convert_result *out, ckpt_err *err)
-    CKPT_MUST_USE;
+                                ckpt_arena *arena, ckpt_convert_result *out,
+                                ckpt_err *err) CKPT_MUST_USE;
 
 /* Digest every canonical tensor of a model; out has model->n_tensors entries. root may be NULL. */
 ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *opts,

@@ -1,0 +1,233 @@
+#include "job.h"
+#include "checked.h"
+#include "gather.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PIECE_MIN ((uint64_t)64 << 10)
+#define SCRATCH_MAX ((uint64_t)1 << 20)
+
+static int default_threads(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    long n = cores > 0 ? 2 * cores : 4;
+    return (int)(n < 4 ? 4 : n > 16 ? 16 : n);
+}
+
+ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    uint64_t memory = opts != NULL && opts->memory > 0 ? opts->memory : (uint64_t)1 << 30;
+    int n = opts != NULL && opts->threads > 0 ? opts->threads : default_threads();
+    uint64_t piece = CKPT_PIECE_MAX, scratch = SCRATCH_MAX;
+    while ((uint64_t)n * (piece + scratch) > memory && (n > 2 || piece > PIECE_MIN)) {
+        if (n > 2) {
+            n = (n + 1) / 2;
+        } else {
+            piece /= 2;
+            scratch = piece / 4 < PIECE_MIN ? PIECE_MIN : piece / 4;
+        }
+    }
+    j->piece = piece;
+    j->n_workers = n;
+    j->progress = opts != NULL ? opts->progress : NULL;
+    j->err = err;
+    j->arena_bytes = (uint64_t)n * (piece + scratch);
+    void *arena =
+        mmap(NULL, j->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    j->workers = calloc((size_t)n, sizeof *j->workers);
+    if (arena == MAP_FAILED || j->workers == NULL) {
+        if (arena != MAP_FAILED)
+            munmap(arena, j->arena_bytes);
+        free(j->workers);
+        j->workers = NULL;
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d buffers", n);
+    }
+    (void)madvise(arena, j->arena_bytes, MADV_HUGEPAGE);
+    j->arena = arena;
+    pthread_mutex_init(&j->lock, NULL);
+    for (int i = 0; i < n; i++) {
+        ckpt_worker *w = &j->workers[i];
+        w->job = j;
+        w->index = i;
+        w->buf = j->arena + (uint64_t)i * piece;
+        w->scratch.buf = j->arena + (uint64_t)n * piece + (uint64_t)i * scratch;
+        w->scratch.cap = scratch;
+        CKPT_CHECK(ckpt_sha256_init(&w->sha, err));
+    }
+done:
+    return status;
+}
+
+void ckpt_job_close(ckpt_job *j)
+{
+    if (j->workers == NULL)
+        return;
+    for (int i = 0; i < j->n_workers; i++)
+        ckpt_sha256_release(&j->workers[i].sha);
+    munmap(j->arena, j->arena_bytes);
+    pthread_mutex_destroy(&j->lock);
+    free(j->workers);
+    j->workers = NULL;
+}
+
+static void job_fail(ckpt_job *j, ckpt_status status, const ckpt_err *err)
+{
+    pthread_mutex_lock(&j->lock);
+    if (j->status == CKPT_OK) {
+        j->status = status;
+        if (j->err != NULL)
+            *j->err = *err;
+    }
+    pthread_mutex_unlock(&j->lock);
+    atomic_store(&j->stop, true);
+    if (j->give_up != NULL)
+        j->give_up(j);
+}
+
+void ckpt_job_advance(ckpt_worker *w, uint64_t bytes)
+{
+    ckpt_job *j = w->job;
+    uint64_t done = atomic_fetch_add(&j->done_bytes, bytes) + bytes;
+    if (w->index == 0 && j->progress != NULL)
+        j->progress->tick(j->progress->self, done, j->total_bytes);
+}
+
+static void *work(void *arg)
+{
+    ckpt_worker *w = arg;
+    ckpt_job *j = w->job;
+    while (!atomic_load(&j->stop)) {
+        ckpt_status status = CKPT_OK;
+        if (ckpt_interrupted)
+            status = ckpt_fail(&w->err, CKPT_E_INTERRUPTED, "interrupted");
+        size_t item = status == CKPT_OK ? atomic_fetch_add(&j->next, 1) : 0;
+        if (status == CKPT_OK && item >= j->n_items)
+            break;
+        if (status == CKPT_OK)
+            status = j->run(w, item, &w->err);
+        if (status != CKPT_OK) {
+            job_fail(j, status, &w->err);
+            break;
+        }
+    }
+    return NULL;
+}
+
+ckpt_status ckpt_job_run(ckpt_job *j)
+{
+    int started = 1;
+    for (; started < j->n_workers; started++)
+        if (pthread_create(&j->workers[started].thread, NULL, work, &j->workers[started]) != 0)
+            break; /* fewer workers do the same work */
+    work(&j->workers[0]);
+    for (int i = 1; i < started; i++)
+        pthread_join(j->workers[i].thread, NULL);
+    return j->status;
+}
+
+/* ---- leaves ------------------------------------------------------------------------------------ */
+
+/* Gather and hash. A leaf larger than the buffer is fed in parts. */
+static ckpt_status hash_big_leaf(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_run *run,
+                                 uint64_t leaf, ckpt_err *err)
+{
+    uint64_t lo = leaf * CKPT_LEAF_BYTES, hi = ckpt_min_u64(lo + CKPT_LEAF_BYTES, run->bytes);
+    ckpt_sha256_update(&w->sha, "", 1);
+    while (lo < hi) {
+        size_t n = (size_t)ckpt_min_u64(hi - lo, w->job->piece);
+        ckpt_status status = ckpt_gather_run(src, run->gather, lo, n, w->buf, &w->scratch, err);
+        if (status != CKPT_OK)
+            return status;
+        ckpt_sha256_update(&w->sha, w->buf, n);
+        lo += n;
+    }
+    ckpt_sha256_final(&w->sha, run->out + (leaf - run->first) * CKPT_SHA256_LEN);
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_run *run,
+                             ckpt_err *err)
+{
+    uint64_t lo = run->first * CKPT_LEAF_BYTES;
+    uint64_t n = ckpt_min_u64((uint64_t)run->count * CKPT_LEAF_BYTES, run->bytes - lo);
+    if (w->job->piece < n) {
+        for (uint64_t i = 0; i < run->count; i++) {
+            ckpt_status status = hash_big_leaf(w, src, run, run->first + i, err);
+            if (status != CKPT_OK)
+                return status;
+        }
+        ckpt_job_advance(w, n);
+        return CKPT_OK;
+    }
+    ckpt_status status = ckpt_gather_run(src, run->gather, lo, (size_t)n, w->buf, &w->scratch, err);
+    if (status != CKPT_OK)
+        return status;
+    for (uint32_t i = 0; i < run->count; i += 2) {
+        const uint8_t *a = w->buf + i * CKPT_LEAF_BYTES, *b = a + CKPT_LEAF_BYTES;
+        uint8_t *out = run->out + i * CKPT_SHA256_LEN;
+        uint64_t na = ckpt_min_u64(n - i * CKPT_LEAF_BYTES, CKPT_LEAF_BYTES);
+        if (i + 1 == run->count) {
+            ckpt_merkle_leaf(&w->sha, a, (size_t)na, out);
+            break;
+        }
+        uint64_t nb = ckpt_min_u64(n - (i + 1) * CKPT_LEAF_BYTES, CKPT_LEAF_BYTES);
+        ckpt_merkle_leaf2(&w->sha, a, (size_t)na, out, b, (size_t)nb, out + CKPT_SHA256_LEN);
+    }
+    ckpt_job_advance(w, n);
+    return CKPT_OK;
+}
+
+static uint64_t gather_out_bytes(const ckpt_gather *g)
+{
+    uint64_t from = (uint64_t)ckpt_dtype_get(g->from)->bits;
+    return g->bytes / from * (uint64_t)ckpt_dtype_get(g->to)->bits +
+           (g->from == g->to ? g->bytes % from : 0);
+}
+
+/* Room for the tensor's leaf hashes and its runs. */
+ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_arena *arena,
+                            ckpt_tensor_hash *out, ckpt_err *err)
+{
+    uint64_t bytes = g->from == g->to ? g->bytes : gather_out_bytes(g);
+    uint64_t n = ckpt_leaf_count(bytes), per_run = CKPT_PIECE_MAX / CKPT_LEAF_BYTES;
+    out->n_leaves = n;
+    out->leaves = ckpt_arena_alloc(arena, (size_t)n * CKPT_SHA256_LEN + 1);
+    if (out->leaves == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for leaf hashes");
+    for (uint64_t first = 0; first < n; first += per_run) {
+        void *p = list->runs;
+        ckpt_status status = ckpt_grow(&p, &list->cap, list->n + 1, sizeof *list->runs, err);
+        list->runs = p;
+        if (status != CKPT_OK)
+            return status;
+        list->runs[list->n++] = (ckpt_leaf_run){.gather = g,
+                                                .bytes = bytes,
+                                                .first = first,
+                                                .count = (uint32_t)ckpt_min_u64(per_run, n - first),
+                                                .out = out->leaves + first * CKPT_SHA256_LEN};
+    }
+    return CKPT_OK;
+}
+
+uint64_t ckpt_run_bytes(const ckpt_leaf_run *r)
+{
+    uint64_t lo = r->first * CKPT_LEAF_BYTES;
+    return ckpt_min_u64((uint64_t)r->count * CKPT_LEAF_BYTES, r->bytes - lo);
+}
+
+ckpt_status ckpt_finish_root(const ckpt_tensor_hash *hashes, const char *const *names, size_t n,
+                             uint8_t root[CKPT_SHA256_LEN], ckpt_err *err)
+{
+    uint8_t *all = malloc(n * CKPT_SHA256_LEN + 1);
+    if (all == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++)
+        memcpy(all + i * CKPT_SHA256_LEN, hashes[i].digest, CKPT_SHA256_LEN);
+    ckpt_status status = ckpt_root_digest(names, all, n, root, err);
+    free(all);
+    return status;
+}

@@ -1,0 +1,76 @@
+/* Workers and Merkle leaves: what the parts of the executor (stream.h) share. */
+#ifndef CKPT_JOB_H
+#define CKPT_JOB_H
+
+#include "stream.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define CKPT_PIECE_MAX ((uint64_t)4 << 20) /* bytes of output or tensor handled at once */
+
+typedef struct ckpt_job ckpt_job;
+
+typedef struct ckpt_worker {
+    ckpt_job *job;
+    uint8_t *buf; /* piece_size bytes, page-aligned */
+    ckpt_scratch scratch;
+    ckpt_sha256 sha;
+    int index;
+    ckpt_err err;
+    pthread_t thread;
+} ckpt_worker;
+
+struct ckpt_job {
+    ckpt_status (*run)(ckpt_worker *w, size_t item, ckpt_err *err);
+    void (*give_up)(ckpt_job *j); /* wake everybody who may be waiting */
+    void *self;
+    size_t n_items;
+    uint64_t piece; /* bytes */
+    int n_workers;
+    ckpt_worker *workers;
+    uint8_t *arena;
+    uint64_t arena_bytes;
+    atomic_size_t next;
+    atomic_bool stop;
+    atomic_ullong done_bytes;
+    uint64_t total_bytes;
+    const ckpt_progress *progress;
+    pthread_mutex_t lock;
+    ckpt_status status; /* first failure, under lock */
+    ckpt_err *err;
+};
+
+/* Choose workers and piece size so that all buffers fit opts->memory, and allocate them at once. */
+ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *err) CKPT_MUST_USE;
+/* Run all items; returns the first failure, whose message is then in the err of ckpt_job_open. */
+ckpt_status ckpt_job_run(ckpt_job *j) CKPT_MUST_USE;
+void ckpt_job_close(ckpt_job *j);
+void ckpt_job_advance(ckpt_worker *w, uint64_t bytes); /* progress */
+
+/* A run of consecutive leaves of one tensor. */
+typedef struct ckpt_leaf_run {
+    const ckpt_gather *gather;
+    uint64_t bytes; /* of the whole tensor in the hashed dtype */
+    uint64_t first; /* leaf */
+    uint32_t count;
+    uint8_t *out; /* hash of leaf `first` */
+} ckpt_leaf_run;
+
+/* Growable list of leaf runs. */
+typedef struct ckpt_leaf_list {
+    ckpt_leaf_run *runs;
+    size_t n, cap;
+} ckpt_leaf_list;
+
+/* Room for the tensor's leaf hashes in the arena, and its runs appended to the list. */
+ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_arena *arena,
+                            ckpt_tensor_hash *out, ckpt_err *err) CKPT_MUST_USE;
+uint64_t ckpt_run_bytes(const ckpt_leaf_run *r);
+ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_run *run,
+                             ckpt_err *err) CKPT_MUST_USE;
+/* Root over n tensors in name order. */
+ckpt_status ckpt_finish_root(const ckpt_tensor_hash *hashes, const char *const *names, size_t n,
+                             uint8_t root[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;
+
+#endif

@@ -1,0 +1,95 @@
+/* Rows beyond the true vocabulary. They are no part of the canonical tensor: dropped on the way out,
+ * zero on the way in; what a source holds there is looked at so that dropping it is never silent. */
+#include "checked.h"
+#include "gather.h"
+#include "plan_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool ckpt_pad_map(const ckpt_row *row, const ckpt_map *map, ckpt_arena *arena, ckpt_map *out)
+{
+    if (row == NULL || strchr(row->view, '<') == NULL)
+        return false;
+    ckpt_axis *axis = ckpt_arena_memdup(arena, map->axis, (size_t)map->n * sizeof *axis);
+    for (int i = 0; axis != NULL && i < map->n; i++)
+        if (axis[i].lo == 0 && axis[i].len < axis[i].size) {
+            axis[i].lo = axis[i].len;
+            axis[i].len = axis[i].size - axis[i].lo;
+            *out = (ckpt_map){axis, map->n};
+            return true;
+        }
+    return false;
+}
+
+typedef struct pad_scan {
+    uint64_t elements, nonzero;
+    double max_abs;
+} pad_scan;
+
+static void scan_block(pad_scan *s, ckpt_dtype dtype, const uint8_t *data, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double v = ckpt_dtype_load(dtype, data, i);
+        if (v == 0)
+            continue;
+        s->nonzero++;
+        if (!(fabs(v) <= s->max_abs)) /* a NaN stays */
+            s->max_abs = fabs(v);
+    }
+    s->elements += (uint64_t)n;
+}
+
+static ckpt_status scan_padding(ckpt_planner *p, const ckpt_canon *c, const ckpt_map *pad,
+                                pad_scan *out, ckpt_err *err)
+{
+    enum { BLOCK = 64 * 1024, SCRATCH = 64 * 1024 };
+    ckpt_status status = CKPT_OK;
+    ckpt_arena arena = {0};
+    ckpt_canon rows = *c;
+    ckpt_gather gather;
+    uint8_t *buf = malloc(BLOCK + SCRATCH);
+    ckpt_scratch scratch = {buf + BLOCK, SCRATCH};
+    uint64_t elem = (uint64_t)ckpt_dtype_get(c->dtype)->bits / 8;
+    int64_t volume = 1;
+    if (buf == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    rows.map = *pad;
+    for (int i = 0; i < pad->n; i++)
+        volume *= pad->axis[i].len;
+    rows.bytes = (uint64_t)volume * elem;
+    CKPT_CHECK(ckpt_gather_canon(p->model->src, &rows, &arena, &gather, err));
+    for (uint64_t lo = 0; lo < rows.bytes; lo += BLOCK) {
+        size_t n = (size_t)ckpt_min_u64(BLOCK, rows.bytes - lo);
+        CKPT_CHECK(ckpt_gather_run(p->model->src, &gather, lo, n, buf, &scratch, err));
+        scan_block(out, c->dtype, buf, (int64_t)(n / elem));
+    }
+done:
+    free(buf);
+    ckpt_arena_free(&arena);
+    return status;
+}
+
+ckpt_status ckpt_plan_padding(ckpt_planner *p, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < p->n_items; i++) {
+        const ckpt_canon *c = &p->items[i].canon;
+        ckpt_map pad;
+        pad_scan scan = {0};
+        if (p->items[i].dropped || !ckpt_pad_map(c->row, &c->map, &p->plan->arena, &pad))
+            continue;
+        const char *stored = ckpt_canon_tensor(p->model->src, c)->name;
+        CKPT_TRY(scan_padding(p, c, &pad, &scan, err), "tensor '%s': padding", stored);
+        if (scan.nonzero > 0)
+            CKPT_CHECK(WARN(p, err,
+                            "'%s': padding rows %lld to %lld hold %llu non-zero values (max abs "
+                            "%.9g); they are dropped",
+                            stored, (long long)c->dims[0],
+                            (long long)ckpt_canon_tensor(p->model->src, c)->dims[0] - 1,
+                            (unsigned long long)scan.nonzero, scan.max_abs));
+    }
+done:
+    return status;
+}

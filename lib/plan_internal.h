@@ -1,0 +1,66 @@
+/* Between plan.c, plan_items.c and padding.c. */
+#ifndef CKPT_PLAN_INTERNAL_H
+#define CKPT_PLAN_INTERNAL_H
+
+#include "plan.h"
+
+/* One canonical tensor on its way to the target. */
+typedef struct ckpt_item {
+    ckpt_canon canon;     /* source side */
+    int64_t model_tensor; /* -1: derived */
+    const ckpt_row *row;  /* target row, NULL: whole under `stored` */
+    const char *stored;   /* target stored name */
+    ckpt_map map;         /* box in the target's view */
+    int rank;             /* target stored shape */
+    const int64_t *dims;
+    ckpt_dtype dtype; /* written */
+    uint32_t out;     /* out tensor */
+    bool dropped;
+} ckpt_item;
+
+typedef struct ckpt_planner {
+    ckpt_plan *plan;
+    ckpt_model *model;
+    const ckpt_convert_opts *opts;
+    const ckpt_layout *layout; /* target, NULL if the source has none */
+    bool same_layout, folded;
+    ckpt_symtab syms;
+    ckpt_item *items;
+    size_t n_items, cap_items;
+    const char *shape_tags; /* choices that follow from the tensors: kda=fused or kda=split */
+    bool warned_heads;
+    size_t cap_lossy, cap_dropped, cap_not_cast, cap_warnings;
+} ckpt_planner;
+
+/* Append one printf-style line to a malloc'd list of the plan. */
+ckpt_status ckpt_plan_line(ckpt_plan *plan, const char ***list, size_t *n, size_t *cap,
+                           ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(6, 7);
+#define DROPPED(p, err, ...)                                                                       \
+    ckpt_plan_line((p)->plan, &(p)->plan->dropped, &(p)->plan->n_dropped, &(p)->cap_dropped, err,  \
+                   __VA_ARGS__)
+#define LOSSY(p, err, ...)                                                                         \
+    ckpt_plan_line((p)->plan, &(p)->plan->lossy, &(p)->plan->n_lossy, &(p)->cap_lossy, err,        \
+                   __VA_ARGS__)
+#define WARN(p, err, ...)                                                                          \
+    ckpt_plan_line((p)->plan, &(p)->plan->warnings, &(p)->plan->n_warnings, &(p)->cap_warnings,    \
+                   err, __VA_ARGS__)
+#define NOT_CAST(p, err, ...)                                                                      \
+    ckpt_plan_line((p)->plan, &(p)->plan->not_cast, &(p)->plan->n_not_cast, &(p)->cap_not_cast,    \
+                   err, __VA_ARGS__)
+
+/* plan_items.c, in this order */
+/* Tensors of the model that pass --include and --exclude. */
+ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* Requested KDA ranks: folds, refusals; then the choices that follow from the tensors. */
+ckpt_status ckpt_plan_ranks(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* Row, stored name, shape and box of every tensor in the target. */
+ckpt_status ckpt_plan_place(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* Written dtype of every tensor. */
+ckpt_status ckpt_plan_dtypes(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+
+/* The part of a padded axis beyond the box, as a map; false if the view has no padding. */
+bool ckpt_pad_map(const ckpt_row *row, const ckpt_map *map, ckpt_arena *arena, ckpt_map *out);
+/* Warn about padding rows of the source that hold something other than zero: they are dropped. */
+ckpt_status ckpt_plan_padding(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+
+#endif

@@ -1,0 +1,371 @@
+/* The first half of a plan: which canonical tensors go, under which target rows, in which dtype. */
+#include "checked.h"
+#include "derive.h"
+#include "gather.h"
+#include "plan_internal.h"
+
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- selection --------------------------------------------------------------------------------- */
+
+static bool any_glob(const char *const *globs, size_t n, const char *a, const char *b)
+{
+    for (size_t i = 0; i < n; i++)
+        if (fnmatch(globs[i], a, 0) == 0 || fnmatch(globs[i], b, 0) == 0)
+            return true;
+    return false;
+}
+
+static ckpt_status push_item(ckpt_planner *p, const ckpt_canon *c, int64_t index, ckpt_err *err)
+{
+    void *items = p->items;
+    ckpt_status status = ckpt_grow(&items, &p->cap_items, p->n_items + 1, sizeof *p->items, err);
+    p->items = items;
+    if (status == CKPT_OK)
+        p->items[p->n_items++] = (ckpt_item){.canon = *c, .model_tensor = index, .dtype = c->dtype};
+    return status;
+}
+
+ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err)
+{
+    const ckpt_convert_opts *o = p->opts;
+    size_t left_out = 0;
+    for (size_t i = 0; i < p->model->n_tensors; i++) {
+        const ckpt_canon *c = &p->model->tensors[i];
+        const char *stored = p->model->src->tensors[c->stored].name;
+        if ((o->n_include > 0 && !any_glob(o->include, o->n_include, c->name, stored)) ||
+            any_glob(o->exclude, o->n_exclude, c->name, stored)) {
+            left_out++;
+            continue;
+        }
+        ckpt_status status = push_item(p, c, (int64_t)i, err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    if (p->n_items == 0 && p->model->n_tensors > 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "--include and --exclude leave no tensor");
+    if (left_out > 0)
+        return DROPPED(p, err, "%zu tensors left out by --include/--exclude", left_out);
+    return CKPT_OK;
+}
+
+/* ---- low-rank projections ---------------------------------------------------------------------- */
+
+static ckpt_item *find_item(ckpt_planner *p, const char *name)
+{
+    for (size_t i = 0; i < p->n_items; i++)
+        if (!p->items[i].dropped && strcmp(p->items[i].canon.name, name) == 0)
+            return &p->items[i];
+    return NULL;
+}
+
+/* Replace X_a and X_b of one block by X = X_b . X_a. */
+static ckpt_status fold_one(ckpt_planner *p, size_t index, char which, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_arena *arena = &p->plan->arena;
+    const ckpt_canon a = p->items[index].canon;
+    int stem = (int)(strlen(a.name) - strlen("_a.weight"));
+    const char *b_name = ckpt_arena_printf(arena, "%.*s_b.weight", stem, a.name);
+    const char *name = ckpt_arena_printf(arena, "%.*s.weight", stem, a.name);
+    const char *bias = ckpt_arena_printf(arena, "%.*s_b.bias", stem, a.name);
+    if (b_name == NULL || name == NULL || bias == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    ckpt_item *b = find_item(p, b_name);
+    if (b == NULL)
+        return ckpt_fail(err, CKPT_E_FORMAT, "'%s' has no partner '%s'", a.name, b_name);
+    if (find_item(p, bias) != NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' has a bias and cannot be folded", b_name);
+    ckpt_derived *d;
+    CKPT_TRY(ckpt_derive_fold(p->model, &a, &b->canon, name, arena, &d, err), "'%s'", name);
+    ckpt_canon full = {.name = name,
+                       .dims = d->tensor.dims,
+                       .rank = 2,
+                       .dtype = a.dtype,
+                       .block = a.block,
+                       .flags = a.flags,
+                       .derived = d};
+    ckpt_axis *axis = ckpt_arena_array(arena, 2, sizeof *axis);
+    if (axis == NULL || !ckpt_dtype_bytes(a.dtype, d->rows * d->cols, &full.bytes))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (int i = 0; i < 2; i++)
+        axis[i] = (ckpt_axis){.size = full.dims[i], .len = full.dims[i], .dim = i};
+    full.map = (ckpt_map){axis, 2};
+    p->items[index].dropped = true;
+    b->dropped = true;
+    CKPT_CHECK(LOSSY(p, err,
+                     "%s = %c_b . %c_a: rank %lld folded to a full matrix, summed in double, "
+                     "rounded once to %s",
+                     name, which, which, (long long)d->inner, ckpt_dtype_get(a.dtype)->name));
+    CKPT_CHECK(push_item(p, &full, -1, err));
+done:
+    return status;
+}
+
+static bool ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+/* One of the two gates: which = 'f' (decay) or 'g' (output). */
+static ckpt_status settle_rank(ckpt_planner *p, char which, bool fold, int64_t want, ckpt_err *err)
+{
+    char low_tail[24], full_tail[24];
+    const char *option = which == 'f' ? "--kda-f-lora-rank" : "--kda-gate-lora-rank";
+    snprintf(low_tail, sizeof low_tail, ".kda.%c_a.weight", which);
+    snprintf(full_tail, sizeof full_tail, ".kda.%c.weight", which);
+    if (!fold && want == 0)
+        return CKPT_OK;
+    size_t n = p->n_items;
+    for (size_t i = 0; i < n; i++) {
+        const ckpt_canon *c = &p->items[i].canon;
+        if (want > 0 && ends_with(c->name, full_tail))
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                             "'%s' is full rank: %s %lld needs a truncated SVD, which is not built "
+                             "yet",
+                             c->name, option, (long long)want);
+        if (p->items[i].dropped || !ends_with(c->name, low_tail))
+            continue;
+        if (want > 0 && c->dims[0] != want)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                             "'%s' has rank %lld: changing it to %lld is not built yet", c->name,
+                             (long long)c->dims[0], (long long)want);
+        if (want > 0)
+            continue;
+        if (!p->opts->approximate)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                             "'%s': folding rank %lld to a full matrix is not exact and cannot be "
+                             "undone; --approximate permits it",
+                             c->name, (long long)c->dims[0]);
+        p->folded = true;
+        ckpt_status status = fold_one(p, i, which, err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    if (fold)
+        ckpt_json_delete(p->plan->canon_config, which == 'f' ? "kda_f_rank" : "kda_gate_rank");
+    return CKPT_OK;
+}
+
+/* kda=fused needs both gates full rank in every block; a mixture has no Megatron form. */
+static ckpt_status shape_choices(ckpt_planner *p, ckpt_err *err)
+{
+    const char *low = NULL;
+    const char *full_f = NULL, *low_f = NULL, *full_g = NULL, *low_g = NULL;
+    for (size_t i = 0; i < p->n_items; i++) {
+        const char *name = p->items[i].canon.name;
+        if (p->items[i].dropped)
+            continue;
+        if (ends_with(name, ".kda.f_a.weight"))
+            low = low_f = name;
+        else if (ends_with(name, ".kda.g_a.weight"))
+            low = low_g = name;
+        else if (ends_with(name, ".kda.f.weight"))
+            full_f = name;
+        else if (ends_with(name, ".kda.g.weight"))
+            full_g = name;
+    }
+    if (full_f != NULL && low_f != NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' is low rank but '%s' is not", low_f,
+                         full_f);
+    if (full_g != NULL && low_g != NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' is low rank but '%s' is not", low_g,
+                         full_g);
+    p->shape_tags = low != NULL ? "kda=split" : "kda=fused";
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_plan_ranks(ckpt_planner *p, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    CKPT_CHECK(settle_rank(p, 'f', p->opts->fold_f, p->opts->f_rank, err));
+    CKPT_CHECK(settle_rank(p, 'g', p->opts->fold_g, p->opts->g_rank, err));
+    CKPT_CHECK(shape_choices(p, err));
+done:
+    return status;
+}
+
+/* ---- target rows ------------------------------------------------------------------------------- */
+
+/* Does `tags` (comma-separated) decide the group of `tag`? -1 no word, 0 another choice, 1 chosen. */
+static int tag_verdict(const char *tags, const char *tag)
+{
+    size_t group = strcspn(tag, "=") + 1;
+    for (const char *t = tags; t != NULL && *t != '\0';) {
+        size_t n = strcspn(t, ",");
+        if (n >= group && memcmp(t, tag, group) == 0)
+            return n == strlen(tag) && memcmp(t, tag, n) == 0;
+        t += n + (t[n] == ',');
+    }
+    return -1;
+}
+
+/* Words in order of authority: the tensors themselves, the user, the source if it has this very
+ * layout, the layout's defaults; a group nobody mentions allows every row. */
+static bool tag_chosen(const ckpt_planner *p, const char *tag)
+{
+    const char *words[] = {p->shape_tags, p->opts->tags, p->same_layout ? p->model->tags : NULL,
+                           p->layout->default_tags};
+    if (tag == NULL)
+        return true;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        int verdict = tag_verdict(words[i], tag);
+        if (verdict >= 0)
+            return verdict == 1;
+    }
+    return true;
+}
+
+static const char *apply_renames(ckpt_planner *p, const char *name)
+{
+    for (size_t i = 0; i < p->opts->n_rename; i++) {
+        const char *rule = p->opts->rename[i], *eq = strchr(rule, '=');
+        const char *star = eq != NULL ? memchr(rule, '*', (size_t)(eq - rule)) : NULL;
+        if (eq == NULL)
+            continue;
+        size_t n = strlen(name), from = (size_t)(eq - rule);
+        if (star == NULL) {
+            if (n == from && memcmp(name, rule, n) == 0)
+                return eq + 1;
+            continue;
+        }
+        size_t head = (size_t)(star - rule), tail = from - head - 1;
+        if (n < head + tail || memcmp(name, rule, head) != 0 ||
+            memcmp(name + n - tail, star + 1, tail) != 0)
+            continue;
+        const char *to = eq + 1, *to_star = strchr(to, '*');
+        if (to_star == NULL)
+            return to;
+        return ckpt_arena_printf(&p->plan->arena, "%.*s%.*s%s", (int)(to_star - to), to,
+                                 (int)(n - head - tail), name + head, to_star + 1);
+    }
+    return name;
+}
+
+static ckpt_status place_row(ckpt_planner *p, ckpt_item *it, const ckpt_row *row, int64_t l,
+                             int64_t e, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_arena *arena = &p->plan->arena;
+    ckpt_view_out view;
+    ckpt_view_in in = {.view = row->view,
+                       .e = e,
+                       .rank = it->canon.rank,
+                       .hint = it->canon.dims,
+                       .syms = &p->syms};
+    CKPT_TRY(ckpt_view_build(&in, arena, &view, err), "tensor '%s'", it->canon.name);
+    it->row = row;
+    it->map = view.map;
+    it->rank = view.rank;
+    it->dims = ckpt_arena_memdup(arena, view.dims, (size_t)view.rank * sizeof view.dims[0]);
+    const char *stored = ckpt_pattern_format(arena, row->stored, l, e);
+    it->stored = stored != NULL ? apply_renames(p, stored) : NULL;
+    if (it->stored == NULL || it->dims == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    int64_t volume = 1, want = 1;
+    for (int i = 0; i < it->map.n; i++)
+        volume *= it->map.axis[i].len;
+    for (int d = 0; d < it->canon.rank; d++)
+        want *= it->canon.dims[d];
+    if (volume != want)
+        return ckpt_fail(err, CKPT_E_FORMAT,
+                         "tensor '%s' has %lld elements, target '%s' takes %lld", it->canon.name,
+                         (long long)want, it->stored, (long long)volume);
+done:
+    return status;
+}
+
+/* Keep a tensor whole under its own stored name. */
+static ckpt_status place_whole(ckpt_planner *p, ckpt_item *it, ckpt_err *err)
+{
+    ckpt_arena *arena = &p->plan->arena;
+    const ckpt_tensor *t = ckpt_canon_tensor(p->model->src, &it->canon);
+    ckpt_axis *axis = ckpt_arena_array(arena, (size_t)it->canon.rank + 1, sizeof *axis);
+    if (axis == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    it->rank = it->canon.rank;
+    it->dims = it->canon.dims;
+    for (int d = 0; d < it->rank; d++)
+        axis[d] = (ckpt_axis){.size = it->dims[d], .len = it->dims[d], .dim = d};
+    it->map = (ckpt_map){axis, it->rank};
+    it->stored = apply_renames(p, t->name);
+    return it->stored != NULL ? CKPT_OK : ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+}
+
+static ckpt_status place_one(ckpt_planner *p, ckpt_item *it, bool *placed, ckpt_err *err)
+{
+    *placed = true;
+    if (p->layout == NULL)
+        return place_whole(p, it, err);
+    for (size_t r = 0; r < p->layout->n_rows; r++) {
+        const ckpt_row *row = &p->layout->rows[r];
+        int64_t l, e;
+        if (tag_chosen(p, row->tag) && ckpt_pattern_match_canon(row->canon, it->canon.name, &l, &e))
+            return place_row(p, it, row, l, e, err);
+    }
+    /* No row for this spelling of the name; extras of the same layout stay what they are. */
+    *placed = (it->canon.extra && p->same_layout) || p->opts->allow_unknown;
+    return *placed ? place_whole(p, it, err) : CKPT_OK;
+}
+
+ckpt_status ckpt_plan_place(ckpt_planner *p, ckpt_err *err)
+{
+    ckpt_buf text = {0};
+    size_t homeless = 0;
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < p->n_items; i++) {
+        ckpt_item *it = &p->items[i];
+        bool placed;
+        if (it->dropped)
+            continue;
+        CKPT_CHECK(place_one(p, it, &placed, err));
+        if (placed)
+            continue;
+        if (homeless < 8)
+            ckpt_buf_printf(&text, "%s'%s' (%s)", homeless > 0 ? ", " : "",
+                            ckpt_canon_tensor(p->model->src, &it->canon)->name, it->canon.name);
+        homeless++;
+    }
+    if (homeless > 8)
+        ckpt_buf_printf(&text, " and %zu more", homeless - 8);
+    if (homeless > 0)
+        status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                           "layout %s has no place for %s; --allow-unknown carries %s through",
+                           p->layout->name, (const char *)text.data, homeless == 1 ? "it" : "them");
+done:
+    ckpt_buf_release(&text);
+    return status;
+}
+
+/* ---- casts ------------------------------------------------------------------------------------- */
+
+ckpt_status ckpt_plan_dtypes(ckpt_planner *p, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    if (p->opts->cast != CKPT_CAST_TO)
+        return CKPT_OK;
+    for (size_t i = 0; i < p->n_items; i++) {
+        ckpt_item *it = &p->items[i];
+        const ckpt_dtype_info *info = ckpt_dtype_get(it->canon.dtype);
+        if (it->dropped || it->canon.dtype == p->opts->dtype)
+            continue;
+        if (info->kind != CKPT_KIND_FLOAT)
+            CKPT_CHECK(NOT_CAST(p, err, "%s: not cast (%s)", it->canon.name,
+                                info->kind == CKPT_KIND_BOOL      ? "bool"
+                                : info->kind == CKPT_KIND_COMPLEX ? "complex"
+                                                                  : "integer"));
+        else if (!ckpt_dtype_castable(it->canon.dtype, p->opts->dtype))
+            CKPT_CHECK(NOT_CAST(p, err, "%s: not cast (%s)", it->canon.name, info->name));
+        else if ((it->canon.flags & CKPT_SCHEMA_KEEP_F32) != 0 && !p->opts->dtype_force)
+            CKPT_CHECK(NOT_CAST(p, err, "%s: not cast (kept %s; --dtype-force overrides)",
+                                it->canon.name, info->name));
+        else
+            it->dtype = p->opts->dtype;
+    }
+done:
+    return status;
+}
