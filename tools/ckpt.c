@@ -60,9 +60,11 @@ static void install_signals(const ckpt_command *command)
         if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
             sigaction(signals[i], &action, NULL);
     }
-    /* A closed pipe must not kill a conversion half-way; flush_stdout() deals with it. */
+    /* A closed pipe or a file-size limit must not kill a conversion half-way: both come back as
+     * errors of the call, and flush_stdout() deals with the first. */
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL);
 }
 
 /* Sharded checkpoints keep one descriptor per file open. */

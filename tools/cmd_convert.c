@@ -106,8 +106,6 @@ static ckpt_status check_options(const conversion *c, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--to %s: not built yet", to_names[o->to]);
     if (o->resume)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--resume: not built yet");
-    if (o->map != NULL && o->layout != LAYOUT_KEEP)
-        return ckpt_fail(err, CKPT_E_USAGE, "--map and --layout exclude each other");
     for (size_t i = 0; i < o->rename.n; i++)
         if (strchr(o->rename.items[i], '=') == NULL)
             return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", o->rename.items[i]);
@@ -148,10 +146,15 @@ static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
 
 static ckpt_status open_source(conversion *c, ckpt_err *err)
 {
-    ckpt_status status;
+    ckpt_status status = CKPT_OK;
     ckpt_model_opts bind = {.allow_unknown = c->o->allow_unknown};
     if (c->o->map != NULL)
         CKPT_TRY(ckpt_usermap_load(&c->map, c->o->map, err), "--map");
+    if (c->o->map != NULL && !c->map.source && c->o->layout != LAYOUT_KEEP) {
+        status = ckpt_fail(err, CKPT_E_USAGE, "--map describes the target, so --layout %s cannot",
+                           group_names[c->o->layout]);
+        goto done;
+    }
     if (c->map.source)
         bind.layout = &c->map.layout;
     CKPT_CHECK(ckpt_tool_open(c->tool, &c->src, c->src_path, c->o->iteration, err));

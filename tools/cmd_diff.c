@@ -312,15 +312,17 @@ static ckpt_status note_config(comparison *c, ckpt_err *err)
     const ckpt_json *a = c->model[0].config, *b = c->model[1].config;
     if (c->model[0].layout == NULL || c->model[1].layout == NULL || a == NULL || b == NULL)
         return CKPT_OK;
+    /* without a stored configuration a side knows only what its tensor shapes tell */
+    bool partial = c->src[0].config == NULL || c->src[1].config == NULL;
     for (const ckpt_json *j = ckpt_json_child(a); j != NULL; j = ckpt_json_next(j)) {
         const ckpt_json *k = ckpt_json_get(b, ckpt_json_key(j));
-        if (!ckpt_json_equal(j, k))
+        if (!ckpt_json_equal(j, k) && (k != NULL || !partial))
             CKPT_CHECK(add_note(c, ckpt_arena_printf(&c->tool->arena, "configuration: '%s' %s",
                                                      ckpt_json_key(j),
                                                      k == NULL ? "is only in A" : "differs"),
                                 err));
     }
-    for (const ckpt_json *j = ckpt_json_child(b); j != NULL; j = ckpt_json_next(j))
+    for (const ckpt_json *j = ckpt_json_child(b); !partial && j != NULL; j = ckpt_json_next(j))
         if (ckpt_json_get(a, ckpt_json_key(j)) == NULL)
             CKPT_CHECK(add_note(c, ckpt_arena_printf(&c->tool->arena,
                                                      "configuration: '%s' is only in B",

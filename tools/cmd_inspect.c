@@ -44,9 +44,12 @@ typedef struct inspection {
     bool *canon;     /* selected canonical tensors */
     uint32_t *first; /* per stored tensor: its canonical tensors are order[first[i]..first[i+1]) */
     uint32_t *order;
+    size_t *seen;    /* per file: stamp of the last tensor that was found in it */
+    size_t stamp;
     ckpt_stats *stats; /* per canonical tensor, or NULL */
     group_list dtypes, modules;
     uint64_t parameters, bytes, n_selected;
+    const char *contradiction; /* why no layout could be bound, or NULL */
 } inspection;
 
 static uint64_t elements_of(int rank, const int64_t *dims)
@@ -73,7 +76,8 @@ static ckpt_status link_canon(inspection *in, ckpt_err *err)
     in->canon = ckpt_arena_array(arena, m + 1, sizeof *in->canon);
     in->first = ckpt_arena_array(arena, n + 2, sizeof *in->first);
     in->order = ckpt_arena_array(arena, m + 1, sizeof *in->order);
-    if (in->stored == NULL || in->canon == NULL || in->first == NULL || in->order == NULL)
+    in->seen = ckpt_arena_array(arena, in->src.n_files + 1, sizeof *in->seen);
+    if (in->seen == NULL || in->stored == NULL || in->canon == NULL || in->first == NULL || in->order == NULL)
         return ckpt_tool_no_memory(err);
     for (size_t i = 0; i < m; i++)
         in->first[in->model.tensors[i].stored + 2]++;
@@ -272,12 +276,16 @@ static void print_summary(inspection *in)
 
 static const char *files_of(inspection *in, const ckpt_tensor *t)
 {
-    uint32_t first = t->n_chunks > 0 ? t->chunks[0].file : 0;
     size_t others = 0;
     if (t->n_chunks == 0)
         return "-";
-    for (size_t i = 1; i < t->n_chunks; i++)
-        others += t->chunks[i].file != t->chunks[i - 1].file;
+    uint32_t first = t->chunks[0].file;
+    in->stamp++;
+    in->seen[first] = in->stamp;
+    for (size_t i = 1; i < t->n_chunks; i++) {
+        others += in->seen[t->chunks[i].file] != in->stamp;
+        in->seen[t->chunks[i].file] = in->stamp;
+    }
     const char *name = ckpt_clean(&in->tool->arena, in->src.files[first].name);
     if (others == 0)
         return name;
@@ -518,6 +526,8 @@ static void print_flags(inspection *in)
             ckpt_tool_warn(in->tool, "%s: object '%s': unknown global %s, shown inert",
                            in->src.path, o->name, o->unknown_global);
     }
+    if (in->contradiction != NULL)
+        ckpt_tool_warn(in->tool, "%s", in->contradiction);
     for (size_t i = 0; i < in->model.n_notes; i++)
         ckpt_tool_warn(in->tool, "%s: %s", in->src.path, in->model.notes[i]);
 }
@@ -672,6 +682,8 @@ static ckpt_status write_json(inspection *in, ckpt_err *err)
     }
     ckpt_jw_lines(w, "warnings", in->src.warnings, in->src.n_warnings);
     ckpt_jw_lines(w, "notes", m->notes, m->n_notes);
+    if (in->contradiction != NULL)
+        ckpt_jw_string(w, "contradiction", in->contradiction);
     if (w->buf.failed)
         status = ckpt_tool_no_memory(err);
 done:
@@ -680,13 +692,25 @@ done:
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* A checkpoint that contradicts its own model is still worth looking at: as plain tensors. */
+static ckpt_status bind(inspection *in, ckpt_err *err)
+{
+    const ckpt_model_opts opts = {.lenient = true, .allow_unknown = true};
+    const ckpt_model_opts plain = {.lenient = true, .allow_unknown = true, .layout_group = ""};
+    ckpt_status status = ckpt_tool_bind(in->tool, &in->model, &in->src, &opts, err);
+    if (status != CKPT_E_FORMAT && status != CKPT_E_UNSUPPORTED && status != CKPT_E_MISMATCH)
+        return status;
+    in->contradiction = ckpt_arena_strdup(&in->tool->arena, err->text);
+    *err = (ckpt_err){0};
+    return ckpt_tool_bind(in->tool, &in->model, &in->src, &plain, err);
+}
+
 static ckpt_status inspect(inspection *in, ckpt_err *err)
 {
     ckpt_status status;
     const ckpt_strings *operands = &in->tool->operands;
-    const ckpt_model_opts bind = {.lenient = true, .allow_unknown = true};
     CKPT_CHECK(ckpt_tool_open(in->tool, &in->src, operands->items[0], in->opts->iteration, err));
-    CKPT_CHECK(ckpt_tool_bind(in->tool, &in->model, &in->src, &bind, err));
+    CKPT_CHECK(bind(in, err));
     CKPT_CHECK(link_canon(in, err));
     select_tensors(in, operands->n > 1 ? operands->items[1] : NULL);
     CKPT_CHECK(total(in, err));

@@ -54,7 +54,7 @@ typedef struct verification {
     ckpt_source src;
     ckpt_model model;
     ckpt_manifest manifest;
-    bool has_manifest;
+    bool has_manifest, compared; /* compared: digests with the manifest */
     ckpt_tensor_hash *tensors; /* NULL: not computed */
     ckpt_file_hash *files;     /* NULL: not computed */
     uint8_t root[CKPT_SHA256_LEN];
@@ -285,7 +285,8 @@ static ckpt_status report_leaf(verification *v, const ckpt_canon *t, const ckpt_
         ckpt_buf where = {0};
         if (leaf >= 0)
             ckpt_buf_printf(&where, "leaf %lld, ", (long long)leaf);
-        problem(v, "%s: tensor '%s'%s%s%s: %sbytes [%llu..%llu) differ from the manifest",
+        problem(v, "%s: tensor '%s'%s%s%s: %sbytes [%llu..%llu) of the tensor differ from the "
+                   "manifest",
                 files.data != NULL && files.len > 0 ? (const char *)files.data : "?", t->name,
                 named ? " (stored as '" : "", named ? stored : "", named ? "')" : "",
                 where.data != NULL ? (const char *)where.data : "", (unsigned long long)lo,
@@ -414,8 +415,10 @@ done:
     return status;
 }
 
-static ckpt_status compare_config(verification *v, const ckpt_json *other, const char *whose,
-                                  ckpt_err *err)
+/* partial: one side has no stored configuration and knows only what tensor shapes tell, so that
+ * only keys of both are compared. */
+static ckpt_status compare_config(verification *v, const ckpt_json *other, bool partial,
+                                  const char *whose, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     uint8_t a[CKPT_SHA256_LEN], b[CKPT_SHA256_LEN];
@@ -427,9 +430,10 @@ static ckpt_status compare_config(verification *v, const ckpt_json *other, const
     if (memcmp(a, b, sizeof a) == 0)
         goto done;
     for (const ckpt_json *c = ckpt_json_child(own); c != NULL; c = ckpt_json_next(c))
-        if (!ckpt_json_equal(c, ckpt_json_get(other, ckpt_json_key(c))))
+        if ((!partial || ckpt_json_get(other, ckpt_json_key(c)) != NULL) &&
+            !ckpt_json_equal(c, ckpt_json_get(other, ckpt_json_key(c))))
             problem(v, "configuration: '%s' differs from %s", ckpt_json_key(c), whose);
-    for (const ckpt_json *c = ckpt_json_child(other); c != NULL; c = ckpt_json_next(c))
+    for (const ckpt_json *c = ckpt_json_child(other); !partial && c != NULL; c = ckpt_json_next(c))
         if (ckpt_json_get(own, ckpt_json_key(c)) == NULL)
             problem(v, "configuration: '%s' is only in %s", ckpt_json_key(c), whose);
 done:
@@ -441,7 +445,8 @@ static ckpt_status compare_manifest(verification *v, ckpt_err *err)
     ckpt_status status;
     CKPT_CHECK(compare_tensors(v, err));
     CKPT_CHECK(compare_files(v, err));
-    CKPT_CHECK(compare_config(v, v->manifest.config, "the manifest", err));
+    CKPT_CHECK(compare_config(v, v->manifest.config, v->src.config == NULL, "the manifest", err));
+    v->compared = true;
 done:
     return status;
 }
@@ -571,7 +576,8 @@ static ckpt_status check_against(verification *v, ckpt_err *err)
         status = digest_other(v, &src, &model, &other, err);
     if (status == CKPT_OK) {
         compare_against(v, &other);
-        status = compare_config(v, other.config, v->o->against, err);
+        bool partial = v->src.config == NULL || (model.src != NULL && src.config == NULL);
+        status = compare_config(v, other.config, partial, v->o->against, err);
     }
     ckpt_manifest_release(&other);
     ckpt_model_release(&model);
@@ -778,7 +784,7 @@ static void print_text(verification *v)
     bool c = v->tool->color;
     if (v->tool->g.quiet)
         return;
-    print_lines(v, stdout, CKPT_RED, "differs: ", &v->problems);
+    print_lines(v, stdout, CKPT_RED, "failed: ", &v->problems);
     print_lines(v, stdout, CKPT_YELLOW, "warning: ", &v->warnings);
     if (v->o->duplicates)
         print_lines(v, stdout, CKPT_YELLOW, "duplicate: ", &v->duplicates);
@@ -793,7 +799,7 @@ static void print_text(verification *v)
     }
     printf("%sok%s: %zu tensors, %zu files", ckpt_paint_on(c, CKPT_GREEN), ckpt_paint_off(c),
            v->src.n_tensors, v->src.n_files);
-    if (v->tensors != NULL && v->has_manifest)
+    if (v->compared)
         printf(", all digests match the manifest");
     printf("\n");
 }

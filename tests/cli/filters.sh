@@ -1,0 +1,14 @@
+# --include, --exclude, --rename, --dry-run, --max-shard-size.
+k=$FIXTURES/hf/kimi_linear_tiny
+rc 0 convert $k a.safetensors --include '*.mlp.*' --include 'lm_head*'; err 'dropped: '; out 'root differs|equals'
+rc 0 inspect a.safetensors; out '^lm_head'; no_out 'q_proj'
+rc 0 convert $k b --exclude 'blocks.*.moe.*' --exclude 'nothing' --verify; rc 0 inspect b; no_out 'experts\.0'
+rc 2 convert $k c --include 'zzz*'; one_line; absent c
+rc 0 convert $k d --rename 'lm_head.weight=head.w' --rename 'model.layers.*=m.l.*' --verify
+rc 0 inspect d; out '^head.w '; out '^m.l.0.input_layernorm'; no_out 'model\.layers'
+rc 0 convert $k e --dry-run; absent e; out 'nothing written'; out 'lm_head.weight F32 \[320, 64\] <- model-0000[0-9]-of-00003.safetensors\[[0-9]+\.\.[0-9]+\)'
+rc 0 convert $k e --dry-run --to torch_dist --layout megatron --tp 2; out '__1_0.distcp'; out ' at \[[0-9, ]+\] of '; absent e
+rc 0 convert $k g --max-shard-size 300kB; [ "$(ls g/*.safetensors | wc -l)" -ge 4 ] || fail 'too few shards'
+for f in g/*.safetensors; do [ "$(stat -c %s $f)" -lt 320000 ] || fail "$f is too large"; done
+rc 0 diff g $k
+rc 0 verify g --hash

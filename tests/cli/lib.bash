@@ -1,0 +1,55 @@
+# Helpers for a case; called as `bash lib.bash CASE.sh` in an empty directory.
+failures=0
+OUT=out.txt ERR=err.txt
+
+fail() {
+    echo "line ${BASH_LINENO[1]}: $*"
+    failures=$((failures + 1))
+}
+
+# rc N ARGS...: run the program; its exit code must be N. Output goes to out.txt and err.txt.
+rc() {
+    local want=$1
+    shift
+    "$CKPT" "$@" >$OUT 2>$ERR
+    local got=$?
+    [ $got -eq "$want" ] || fail "ckpt $*: exit $got, expected $want: $(head -c 600 $ERR $OUT)"
+}
+
+out() { grep -qE -- "$1" $OUT || fail "no '$1' on stdout: $(head -c 1500 $OUT)"; }
+err() { grep -qE -- "$1" $ERR || fail "no '$1' on stderr: $(head -c 1500 $ERR)"; }
+no_out() { ! grep -qE -- "$1" $OUT || fail "unexpected '$1' on stdout: $(grep -E -- "$1" $OUT | head -3)"; }
+no_err() { ! grep -qE -- "$1" $ERR || fail "unexpected '$1' on stderr"; }
+silent() { [ ! -s $ERR ] || fail "stderr is not empty: $(head -c 600 $ERR)"; }
+# An error is one line that starts with the program and the command.
+one_line() { [ "$(wc -l <$ERR)" -eq 1 ] && grep -q '^ckpt: ' $ERR || fail "not one error line: $(cat $ERR)"; }
+absent() { [ ! -e "$1" ] || fail "$1 exists"; }
+present() { [ -e "$1" ] || fail "$1 is missing"; }
+same() { cmp -s "$1" "$2" || fail "$1 and $2 differ"; }
+same_tree() { diff -r "$1" "$2" >tree.txt || fail "$1 and $2 differ: $(head -5 tree.txt)"; }
+# Nothing but the named files is left in the directory of the case (temporary output included).
+nothing_but() {
+    local extra
+    extra=$(ls -A | grep -vxF -e $OUT -e $ERR $(printf -- '-e %s ' "$@"))
+    [ -z "$extra" ] || fail "left behind: $extra"
+}
+# Root digest of the last `convert` or `verify --hash` output.
+root_of() { grep -oE 'root [0-9a-f]{64}' $OUT | head -1; }
+
+# st FILE JSON BYTES: a safetensors file with that header and BYTES zero bytes.
+st() {
+    local n=${#2} hex='' i
+    for ((i = 0; i < 8; i++)); do hex+=$(printf '\\x%02x' $(((n >> (8 * i)) & 255))); done
+    printf "$hex" >"$1"
+    printf '%s' "$2" >>"$1"
+    head -c "$3" /dev/zero >>"$1"
+}
+# flip FILE OFFSET: invert the lowest bit of one byte.
+flip() {
+    local byte
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
+    printf "\\x$(printf %02x $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+. "$1"
+[ $failures -eq 0 ]

@@ -1,0 +1,25 @@
+# verify: --write, missing and stale files, an edited manifest, --against, --duplicates, --values.
+k=$FIXTURES/hf/kimi_linear_tiny
+cp -r $k m; chmod -R u+w m
+rc 1 verify m --hash; out 'root [0-9a-f]{64}'; out 'no manifest'
+rc 0 verify m --write; present m/ckpt.manifest.json
+rc 0 verify m --hash --files --strict
+rc 0 verify $k --against m/ckpt.manifest.json; rc 0 verify $k --against m
+cp m/ckpt.manifest.json keep.json
+sed -i 's/"root":"./"root":"x/' m/ckpt.manifest.json; rc 3 verify m --hash; one_line; err 'root'
+sed 's/\("root":"\)\(.\)/\1f/; t' keep.json >m/ckpt.manifest.json; cmp -s keep.json m/ckpt.manifest.json || { rc 3 verify m; one_line; err 'root'; }
+cp keep.json m/ckpt.manifest.json
+cp m/model-00003-of-00003.safetensors m/old.safetensors
+rc 0 verify m; out 'warning: .*old.safetensors'; rc 1 verify m --strict
+rm m/old.safetensors
+sed -i 's/0.08/0.09/' m/config.json; rc 1 verify m --hash; out 'config.json'; out 'init_std'
+rc 1 verify m --against $k; out "configuration: 'init_std'"
+cp $k/config.json m/config.json; rc 0 verify m --hash
+rm m/generation_config.json; rc 0 verify m --write --force; rc 0 verify m --hash
+
+st d.safetensors '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]},"c":{"dtype":"F32","shape":[1,2],"data_offsets":[16,24]}}' 24
+rc 0 verify d.safetensors --duplicates; out 'duplicate: a = b$'; rc 1 verify d.safetensors --duplicates --strict
+rc 0 verify d.safetensors --values
+size=$(stat -c %s d.safetensors)
+printf '\x00\x00\xc0\x7f' | dd of=d.safetensors bs=1 seek=$((size - 4)) conv=notrunc status=none
+rc 1 verify d.safetensors --values; out "tensor 'c': 1 NaN, 0 infinite, first at \[0, 1\]"

@@ -1,0 +1,9 @@
+# PyTorch files and plain DCP: converted as they are, every tensor kept.
+t=$FIXTURES/torch
+rc 0 convert $t/dcp_2rank a.safetensors; rc 0 diff a.safetensors $t/dcp_2rank
+rc 0 diff $t/dcp_full_expected.safetensors $t/dcp_2rank --include 'w.*'
+rc 0 convert $t/dcp_2rank b; rc 0 diff b $t/dcp_2rank --objects; rc 0 verify b --hash
+rc 0 diff $t/dcp_full_expected.pt $t/dcp_full_expected.safetensors
+rc 0 convert $t/dcp_full_expected.pt c.safetensors; rc 0 diff c.safetensors $t/dcp_full_expected.safetensors
+rc 4 convert $t/dcp_full_expected.pt d; one_line; err -- '--to'; absent d
+rc 0 verify $t/state_dict.bin
