@@ -384,7 +384,8 @@ static ckpt_status bind_dim(const ckpt_view_in *in, const parsed_view *v, int fi
     if (kept == NULL || !ckpt_sym_set(&trial, kept, 1))
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory binding sizes");
     int64_t unit;
-    if (!ckpt_expr_eval(&trial, f->size, f->size_n, &unit) || !ckpt_mul_i64(unit, known, &unit))
+    if (!ckpt_expr_eval(&trial, f->size, f->size_n, &unit) || !ckpt_mul_i64(unit, known, &unit) ||
+        unit <= 0)
         return CKPT_OK;
     if (extent == 0 || extent % unit != 0)
         return ckpt_fail(err, CKPT_E_FORMAT, "extent %lld is not a multiple of %lld (view '%s')",

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_EXPERTS 65536 /* bounds what a hostile shape can make us allocate */
+
 /* Split "blocks.{…}.KIND.…" of a row; block from the stored-side index. */
 static void canon_place(const ckpt_row *row, int64_t l, int *block, int *kind)
 {
@@ -494,7 +496,7 @@ static ckpt_status build_all(ckpt_binder *b, ckpt_err *err)
         int64_t first = m->e, last = m->e + 1;
         if (m->e < 0 && ckpt_view_expands(b->layout->rows[m->row].view, &symbol, &len)) {
             first = 0;
-            if (!ckpt_expr_eval(&b->m->syms, symbol, len, &last) || last > (1 << 24)) {
+            if (!ckpt_expr_eval(&b->m->syms, symbol, len, &last) || last > MAX_EXPERTS) {
                 status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor '%s': size %.*s not determined",
                                    src->tensors[m->tensor].name, (int)len, symbol);
                 goto done;
