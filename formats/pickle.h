@@ -19,7 +19,7 @@ typedef enum ckpt_pkl_kind {
     CKPT_PKL_BYTES,
     CKPT_PKL_LIST,
     CKPT_PKL_TUPLE,
-    CKPT_PKL_DICT, /* items: key, value, key, value ... in insertion order, duplicates kept */
+    CKPT_PKL_DICT,   /* items: key, value, key, value ... in insertion order, duplicates kept */
     CKPT_PKL_SET,    /* set and frozenset made by protocol-4 opcodes */
     CKPT_PKL_GLOBAL, /* module in str, name in name */
     CKPT_PKL_OBJECT, /* callable(args) with state, appended items, set items */
@@ -27,26 +27,27 @@ typedef enum ckpt_pkl_kind {
 } ckpt_pkl_kind;
 
 typedef struct ckpt_pkl ckpt_pkl;
-/* A .metadata of a million entries makes tens of millions of nodes, so the members from `name` on
+/* A .metadata of a million entries makes tens of millions of nodes, so the members below the line
  * exist only in GLOBAL and OBJECT nodes: test `kind` before touching them. */
 struct ckpt_pkl {
     ckpt_pkl_kind kind;
     uint32_t id; /* dense 0-based node number, for visited marks */
     union {
-        bool b; /* BOOL; BYTES: a bytearray; SET: a frozenset; OBJECT: made by NEWOBJ(_EX) */
+        bool b;    /* BOOL; BYTES: a bytearray; SET: a frozenset; OBJECT: made by NEWOBJ(_EX) */
         int64_t i; /* INT; 0 or 1 for BOOL */
         double f;  /* FLOAT */
     };
-    const char *str; /* STR, BYTES, BIGINT, GLOBAL module; NUL-terminated */
-    size_t len;      /* of str; OBJECT: 1 if its items came by ADDITEMS */
+    const char *str;  /* STR, BYTES, BIGINT, GLOBAL module; NUL-terminated. Else private */
+    size_t len;       /* of str. Else private */
     ckpt_pkl **items; /* LIST, TUPLE, DICT, SET, PERSID; OBJECT: appended items */
     size_t n_items;
-    /* On the node that ckpt_pkl_parse returned: "module.name" of the first global of the whole
-     * stream that is outside the allow-list, even where no reachable node refers to it. */
-    const char *unknown;
-    const char *name;                          /* GLOBAL */
-    ckpt_pkl *callable, *args, *kwargs, *state; /* OBJECT */
-    ckpt_pkl **pairs;                          /* OBJECT: SETITEM(S) targets, key, value, ... */
+    /* ---- GLOBAL and OBJECT only ---- */
+    union {
+        const char *name;   /* GLOBAL */
+        ckpt_pkl *callable; /* OBJECT */
+    };
+    ckpt_pkl *args, *kwargs, *state; /* OBJECT */
+    ckpt_pkl **pairs;                /* OBJECT: SETITEM(S) targets, key, value, ... */
     size_t n_pairs;
 };
 
@@ -81,7 +82,9 @@ bool ckpt_pkl_pairs(const ckpt_pkl *p, ckpt_pkl *const **pairs, size_t *n_pairs)
 ckpt_json *ckpt_pkl_to_json(const ckpt_pkl *p);
 
 /* First global outside the allow-list of known inert classes ("module.name"), or NULL. The list is
- * torch/Megatron checkpoint metadata plus plain data classes (torch-formats.md section 4). */
+ * torch/Megatron checkpoint metadata plus plain data classes (torch-formats.md section 4). Asked of
+ * the node that ckpt_pkl_parse returned, it speaks of the whole stream, including globals that no
+ * reachable node refers to: a real unpickler would have called those too. */
 const char *ckpt_pkl_unknown_global(const ckpt_pkl *p, uint32_t n_nodes, ckpt_arena *arena,
                                     ckpt_err *err);
 
@@ -102,7 +105,7 @@ void ckpt_pkl_put_json(ckpt_buf *b, const ckpt_json *j);
 /* argparse.Namespace with the object's members. */
 void ckpt_pkl_put_namespace(ckpt_buf *b, const ckpt_json *object);
 /* Re-emit a parsed node graph (shared nodes through the memo, so cycles and identity survive). */
-ckpt_status ckpt_pkl_put_node(ckpt_buf *b, const ckpt_pkl *p, uint32_t n_nodes, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_pkl_put_node(ckpt_buf *b, const ckpt_pkl *p, uint32_t n_nodes,
+                              ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -222,8 +222,8 @@ const char *ckpt_pkl_unknown_global(const ckpt_pkl *p, uint32_t n_nodes, ckpt_ar
                                     ckpt_err *err)
 {
     search s = {.arena = arena};
-    if (!p || p->unknown)
-        return p ? p->unknown : NULL;
+    if (!p || (!ckpt_pkl_is_text(p) && p->str))
+        return p ? p->str : NULL;
     if (ckpt_pkl_walk(p, n_nodes, check_global, &s, err) == CKPT_OK)
         return NULL;
     /* Out of memory must not read as "nothing unknown". */

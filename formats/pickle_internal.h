@@ -10,6 +10,15 @@
 /* Is module.name one of the inert classes that checkpoints are made of? */
 bool ckpt_pkl_global_known(const char *module, const char *name);
 
+/* The private meaning of str and len. str, in the node that ckpt_pkl_parse returned, is
+ * "module.name" of the first unknown global of the stream; text kinds have no room for it. len of an
+ * OBJECT is 1 if its items came by ADDITEMS. */
+static inline bool ckpt_pkl_is_text(const ckpt_pkl *p)
+{
+    return p->kind == CKPT_PKL_STR || p->kind == CKPT_PKL_BYTES || p->kind == CKPT_PKL_BIGINT ||
+           p->kind == CKPT_PKL_GLOBAL;
+}
+
 /* Visit every node reachable from root once, in no particular order, without recursion. The walk
  * ends at the first status other than CKPT_OK. Errors: CKPT_E_NOMEM. */
 typedef ckpt_status (*ckpt_pkl_visitor)(void *context, const ckpt_pkl *p);

@@ -18,6 +18,9 @@
 #define MEMO_SLACK ((uint64_t)4096)
 #define MEMO_SPARSE_MAX ((size_t)16384)
 
+/* Bytes of a node that is neither GLOBAL nor OBJECT. */
+#define BASE_SIZE offsetof(ckpt_pkl, name)
+
 typedef ckpt_status (*op_fn)(ckpt_vm *v, uint8_t op);
 
 ckpt_status ckpt_vm_fail(ckpt_vm *v, ckpt_status code, const char *fmt, ...)
@@ -42,7 +45,7 @@ ckpt_status ckpt_vm_node(ckpt_vm *v, ckpt_pkl_kind kind, ckpt_pkl **out)
     if (v->n_nodes >= v->max_nodes)
         return VM_FAIL(v, "more than %zu nodes", v->max_nodes);
     bool full = kind == CKPT_PKL_GLOBAL || kind == CKPT_PKL_OBJECT;
-    ckpt_pkl *node = ckpt_arena_alloc(v->arena, full ? sizeof(ckpt_pkl) : offsetof(ckpt_pkl, name));
+    ckpt_pkl *node = ckpt_arena_alloc(v->arena, full ? sizeof(ckpt_pkl) : BASE_SIZE);
     if (!node)
         return ckpt_vm_no_memory(v);
     node->kind = kind;
@@ -637,6 +640,20 @@ static ckpt_status run(ckpt_vm *v)
     return CKPT_OK;
 }
 
+/* Hand the first unknown global to the root, see pickle_internal.h. */
+static ckpt_status flag_unknown(ckpt_vm *v)
+{
+    if (!v->unknown)
+        return CKPT_OK;
+    if (!ckpt_pkl_is_text(v->result))
+        v->result->str = v->unknown;
+    else if (v->result->kind != CKPT_PKL_GLOBAL ||
+             ckpt_pkl_global_known(v->result->str, v->result->name))
+        return ckpt_fail(v->err, CKPT_E_UNSUPPORTED, "pickle of a bare %s that uses %s",
+                         kind_name(v->result), v->unknown);
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
                            const ckpt_pkl_limits *limits, ckpt_pkl **out, size_t *used,
                            uint32_t *n_nodes, ckpt_err *err)
@@ -649,9 +666,10 @@ ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
     v.max_depth = limits && limits->max_depth ? limits->max_depth : DEFAULT_DEPTH;
     *out = NULL;
     ckpt_status status = run(&v);
+    if (status == CKPT_OK)
+        status = flag_unknown(&v);
     if (status == CKPT_OK) {
         *out = v.result;
-        (*out)->unknown = v.unknown;
         if (used)
             *used = v.pos;
         if (n_nodes)
