@@ -232,7 +232,9 @@ static ckpt_status choose_layout(conversion *c, ckpt_err *err)
     c->layout = c->model.layout;
     if (c->o->map != NULL && !c->map.source)
         c->layout = &c->map.layout;
-    if (group == NULL || (c->layout != NULL && strcmp(c->layout->group, group) == 0))
+    bool own_table = c->layout == &c->map.layout;
+    if (group == NULL ||
+        (c->layout != NULL && !own_table && strcmp(c->layout->group, group) == 0))
         return CKPT_OK;
     if (c->model.layout == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
@@ -293,8 +295,11 @@ static void choose_values(conversion *c)
     p->fold_g = o->g_rank < 0;
     p->f_rank = o->f_rank > 0 ? o->f_rank : 0;
     p->g_rank = o->g_rank > 0 ? o->g_rank : 0;
-    p->foreign_config = ckpt_foreign_config(c->has_old ? &c->old : NULL,
-                                            c->layout != NULL ? c->layout->group : "");
+    const char *group = c->layout != NULL ? c->layout->group : "";
+    p->foreign_config = ckpt_foreign_config(c->has_old ? &c->old : NULL, group);
+    if (p->foreign_config == NULL && c->model.layout != NULL &&
+        strcmp(c->model.layout->group, group) == 0)
+        p->foreign_config = c->src.config;
 }
 
 /* A Megatron target keeps what else the source's common state holds (schedulers, RNG, versions)
