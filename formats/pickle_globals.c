@@ -223,7 +223,7 @@ const char *ckpt_pkl_unknown_global(const ckpt_pkl *p, uint32_t n_nodes, ckpt_ar
 {
     search s = {.arena = arena};
     if (!p || (!ckpt_pkl_is_text(p) && p->str))
-        return p ? p->str : NULL;
+        return p && p->str[0] ? p->str : NULL;
     if (ckpt_pkl_walk(p, n_nodes, check_global, &s, err) == CKPT_OK)
         return NULL;
     /* Out of memory must not read as "nothing unknown". */

@@ -10,9 +10,9 @@
 /* Is module.name one of the inert classes that checkpoints are made of? */
 bool ckpt_pkl_global_known(const char *module, const char *name);
 
-/* The private meaning of str and len. str, in the node that ckpt_pkl_parse returned, is
- * "module.name" of the first unknown global of the stream; text kinds have no room for it. len of an
- * OBJECT is 1 if its items came by ADDITEMS. */
+/* The private meaning of str and len. In the node that ckpt_pkl_parse returned, str is "module.name"
+ * of the first unknown global of the stream, "" if there is none; text kinds have no room for it.
+ * len of an OBJECT is 1 if its items came by ADDITEMS. */
 static inline bool ckpt_pkl_is_text(const ckpt_pkl *p)
 {
     return p->kind == CKPT_PKL_STR || p->kind == CKPT_PKL_BYTES || p->kind == CKPT_PKL_BIGINT ||

@@ -643,12 +643,10 @@ static ckpt_status run(ckpt_vm *v)
 /* Hand the first unknown global to the root, see pickle_internal.h. */
 static ckpt_status flag_unknown(ckpt_vm *v)
 {
-    if (!v->unknown)
-        return CKPT_OK;
     if (!ckpt_pkl_is_text(v->result))
-        v->result->str = v->unknown;
-    else if (v->result->kind != CKPT_PKL_GLOBAL ||
-             ckpt_pkl_global_known(v->result->str, v->result->name))
+        v->result->str = v->unknown ? v->unknown : "";
+    else if (v->unknown && (v->result->kind != CKPT_PKL_GLOBAL ||
+                            ckpt_pkl_global_known(v->result->str, v->result->name)))
         return ckpt_fail(v->err, CKPT_E_UNSUPPORTED, "pickle of a bare %s that uses %s",
                          kind_name(v->result), v->unknown);
     return CKPT_OK;

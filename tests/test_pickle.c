@@ -527,6 +527,19 @@ START_TEST(pickle_unknown_global_is_found_where_no_node_refers_to_it)
 }
 END_TEST
 
+START_TEST(pickle_bare_text_beside_an_unknown_global_is_refused)
+{
+    parsed p;
+    parse(&p, B("cos\nsystem\n0U\1x."));
+    ck_assert_int_eq(p.status, CKPT_E_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(p.err.text, "os.system"));
+    release(&p);
+    parse_ok(&p, B("ctorch\nSize\n0U\1x."));
+    ck_assert_ptr_null(ckpt_pkl_unknown_global(p.root, p.n_nodes, &p.arena, &p.err));
+    release(&p);
+}
+END_TEST
+
 /* ---- recognisers ------------------------------------------------------------------------------ */
 
 START_TEST(pickle_lookup_takes_the_last_duplicate_and_looks_into_objects)
@@ -775,6 +788,7 @@ Suite *suite_pickle(void)
     LOOP(t, pickle_malformed_is_refused, errors);
     LOOP(t, pickle_global_is_judged_by_the_allow_list, globals);
     tcase_add_test(t, pickle_unknown_global_is_found_where_no_node_refers_to_it);
+    tcase_add_test(t, pickle_bare_text_beside_an_unknown_global_is_refused);
     tcase_add_test(t, pickle_lookup_takes_the_last_duplicate_and_looks_into_objects);
     suite_add_tcase(s, t);
 
