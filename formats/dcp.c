@@ -85,7 +85,8 @@ static int probe_root(const ckpt_probe *probe)
             break;
         if (exists_in(&scratch, dir, ".metadata") || exists_in(&scratch, dir, "metadata.json"))
             score = 2;
-        else if (exists_in(&scratch, dir, "mp_rank_00") || exists_in(&scratch, dir, "mp_rank_00_000"))
+        else if (exists_in(&scratch, dir, "mp_rank_00") ||
+                 exists_in(&scratch, dir, "mp_rank_00_000"))
             legacy = true;
     }
     ckpt_arena_free(&scratch);
@@ -141,7 +142,8 @@ static ckpt_status read_tracker(const char *path, int64_t *iteration, ckpt_err *
 
 static const char *iteration_dir(ckpt_arena *arena, int64_t iteration)
 {
-    return iteration < 0 ? "release" : ckpt_arena_printf(arena, "iter_%07lld", (long long)iteration);
+    return iteration < 0 ? "release"
+                         : ckpt_arena_printf(arena, "iter_%07lld", (long long)iteration);
 }
 
 /* Which file makes the directory incomplete, or NULL. A torch_dcp save has no metadata.json, so
@@ -169,7 +171,8 @@ static ckpt_status take_iteration(ckpt_arena *arena, const char *root, int64_t i
     if (exists_in(arena, dir, "mp_rank_00") || exists_in(arena, dir, "mp_rank_00_000"))
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "%s: '%s' is a Megatron per-rank checkpoint (mp_rank_XX), expected "
-                         "torch_dist", who, name);
+                         "torch_dist",
+                         who, name);
     const char *missing = missing_file(arena, dir);
     if (missing && !(strcmp(missing, ".metadata") == 0 && exists_in(arena, dir, "metadata.json")))
         return ckpt_fail(err, CKPT_E_FORMAT, "%s: '%s' is incomplete: no %s", who, name, missing);
@@ -208,8 +211,8 @@ static ckpt_status take_newest(ckpt_arena *arena, const char *root, ckpt_dcp_pla
         }
     }
     if (best_rank == 0)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "no .metadata, no %s and no complete iter_* directory", CKPT_DCP_TRACKER);
+        return ckpt_fail(err, CKPT_E_FORMAT, "no .metadata, no %s and no complete iter_* directory",
+                         CKPT_DCP_TRACKER);
     place->from_dir = best;
     place->in_root = true;
     return CKPT_OK;

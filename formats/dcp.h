@@ -30,29 +30,29 @@ ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
 /* Rewrite a torch.save item holding a common state (a dict, or a list of one dict): as_list chooses
  * the form written; args as above. */
 ckpt_status ckpt_dcp_repack(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
-                            bool as_list, const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
-    CKPT_MUST_USE;
+                            bool as_list, const ckpt_json *args, ckpt_buf *out,
+                            ckpt_err *err) CKPT_MUST_USE;
 /* The same for an item in memory. */
-ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list,
-                                  ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list, ckpt_buf *out,
+                                  ckpt_err *err) CKPT_MUST_USE;
 /* A new common state from args alone. */
 ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, bool as_list,
                                 ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
 
 /* Where a checkpoint lies. */
 typedef struct ckpt_dcp_place {
-    const char *dir;        /* directory holding .metadata */
-    int64_t from_tracker;   /* iteration named by the tracker; -1 release, -2 no tracker used */
-    int64_t from_dir;       /* iteration of an iter_N directory; -1 release, -2 neither */
-    bool in_root;           /* found through a save root */
+    const char *dir;      /* directory holding .metadata */
+    int64_t from_tracker; /* iteration named by the tracker; -1 release, -2 no tracker used */
+    int64_t from_dir;     /* iteration of an iter_N directory; -1 release, -2 neither */
+    bool in_root;         /* found through a save root */
 } ckpt_dcp_place;
 
 int ckpt_dcp_probe(const ckpt_probe *probe);
 /* Resolve a directory, iteration directory or save root. iteration -1: the newest complete. */
 ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iteration,
                             ckpt_dcp_place *place, ckpt_err *err) CKPT_MUST_USE;
-ckpt_status ckpt_dcp_open(ckpt_source *src, const ckpt_open_opts *opts, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_dcp_open(ckpt_source *src, const ckpt_open_opts *opts,
+                          ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_dcp_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -5,12 +5,12 @@
 #include "dcp.h"
 
 #include "checked.h"
+#include "crc.h"
 #include "le.h"
 #include "pickle.h"
 #include "zip.h"
 
 #include <string.h>
-#include <zlib.h>
 
 #define COMMON_LIMIT ((uint64_t)1 << 28) /* bytes of one record of a common state */
 
@@ -162,7 +162,7 @@ static void pack(packer *p, const char *record, const uint8_t *data, size_t n)
     size_t name_len = strlen(name);
     size_t header = p->out->len - p->start;
     unsigned pad = (unsigned)((64 - (header + 34 + name_len) % 64) % 64);
-    uint32_t crc = (uint32_t)crc32_z(0, data, n);
+    uint32_t crc = ckpt_crc32(0, data, n);
     put32(p->out, 0x04034b50);
     pack_fields(p->out, crc, (uint32_t)n, name_len, 4 + pad);
     ckpt_buf_append(p->out, name, name_len);
@@ -240,8 +240,8 @@ static ckpt_status pack_with_storages(ckpt_source *src, uint32_t file, uint64_t 
         if (!is_storage(zip, &zip->entries[i]))
             continue;
         ckpt_buf_clear(&record);
-        CKPT_TRY(ckpt_zip_read(src, file, base, &zip->entries[i], COMMON_LIMIT, &record, err),
-                 "%s", zip->entries[i].name);
+        CKPT_TRY(ckpt_zip_read(src, file, base, &zip->entries[i], COMMON_LIMIT, &record, err), "%s",
+                 zip->entries[i].name);
         pack(&p, record_name(zip, &zip->entries[i]), record.data, record.len);
     }
     pack(&p, "version", (const uint8_t *)"3\n", 2);
@@ -371,8 +371,8 @@ static ckpt_status read_memory(ckpt_source *src, uint32_t file, void *buf, size_
     return CKPT_OK;
 }
 
-ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list,
-                                  ckpt_buf *out, ckpt_err *err)
+ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list, ckpt_buf *out,
+                                  ckpt_err *err)
 {
     ckpt_file file = {.name = "memory", .path = "memory", .size = length, .fd = -1};
     uint8_t *bytes = NULL;
@@ -397,8 +397,8 @@ ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
         const ckpt_object *o = &src->objects[i];
         if (strcmp(o->name, CKPT_DCP_COMMON_OBJECT) != 0)
             continue;
-        ckpt_status status = ckpt_dcp_repack(src, o->file, o->offset, o->length, true, args,
-                                             object_payload, err);
+        ckpt_status status =
+            ckpt_dcp_repack(src, o->file, o->offset, o->length, true, args, object_payload, err);
         if (status != CKPT_OK)
             ckpt_err_frame(err, "object '%s'", o->name);
         return status;

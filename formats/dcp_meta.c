@@ -17,15 +17,25 @@
 
 /* A good hash at half load never probes this far; input that makes it do so is hostile. */
 #define PROBE_LIMIT 1024
+#define NAME_LIMIT 65535 /* bytes */
 
 typedef struct index_table {
     uint32_t *slots; /* item number + 1; 0 empty */
     uint64_t mask;
 } index_table;
 
+/* (fqn, offset) of an entry, needed only until chunks have found theirs. */
+typedef struct entry_key {
+    const char *fqn;
+    const int64_t *offset; /* as torch counts */
+    uint32_t len;          /* of fqn, bytes */
+    int rank;              /* -1: an object, no offset */
+} entry_key;
+
 typedef struct reader {
-    ckpt_arena *keep;
+    ckpt_arena *keep, *scratch;
     ckpt_dcp_meta *meta;
+    entry_key *keys; /* by entry */
     index_table entries, names, paths;
     ckpt_pkl *last_path_node; /* memoised paths repeat as one node */
     uint32_t last_path;
@@ -47,9 +57,8 @@ static uint64_t mix(uint64_t h, uint64_t v)
     return h ^ (h >> 29);
 }
 
-static uint64_t hash_text(const char *s)
+static uint64_t hash_text(const char *s, size_t n)
 {
-    size_t n = strlen(s);
     uint64_t h = UINT64_C(0x2545f4914f6cdd1d) ^ n, word;
     for (; n >= 8; n -= 8, s += 8) {
         memcpy(&word, s, 8);
@@ -60,12 +69,17 @@ static uint64_t hash_text(const char *s)
     return mix(h, word);
 }
 
-static uint64_t hash_key(const char *fqn, int rank, const int64_t *offset)
+static uint64_t hash_key(const entry_key *k)
 {
-    uint64_t h = mix(hash_text(fqn), (uint64_t)(rank + 1));
-    for (int i = 0; i < rank; i++)
-        h = mix(h, (uint64_t)offset[i]);
+    uint64_t h = mix(hash_text(k->fqn, k->len), (uint64_t)(k->rank + 1));
+    for (int i = 0; i < k->rank; i++)
+        h = mix(h, (uint64_t)k->offset[i]);
     return h ^ (h >> 32);
+}
+
+static uint64_t hash_name(const char *name)
+{
+    return hash_key(&(entry_key){.fqn = name, .len = (uint32_t)strlen(name), .rank = -1});
 }
 
 static bool table_init(index_table *t, ckpt_arena *arena, size_t n)
@@ -92,26 +106,22 @@ static uint32_t *table_find(const reader *r, const index_table *t, uint64_t hash
     return NULL;
 }
 
-static bool same_text(const char *a, const char *b)
-{
-    return a == b || strcmp(a, b) == 0;
-}
-
 static bool same_entry(const reader *r, uint32_t item, const void *key)
 {
-    const ckpt_dcp_entry *a = &r->meta->entries[item], *b = key;
-    return a->rank == b->rank && same_text(a->fqn, b->fqn) &&
-           (a->rank <= 0 || memcmp(a->offset, b->offset, (size_t)a->rank * 8) == 0);
+    const entry_key *a = &r->keys[item], *b = key;
+    return a->rank == b->rank && a->len == b->len &&
+           (a->rank <= 0 || memcmp(a->offset, b->offset, (size_t)a->rank * 8) == 0) &&
+           (a->fqn == b->fqn || memcmp(a->fqn, b->fqn, a->len) == 0);
 }
 
 static bool same_name(const reader *r, uint32_t item, const void *key)
 {
-    return same_text(r->seen[item], key);
+    return strcmp(r->seen[item], key) == 0;
 }
 
 static bool same_path(const reader *r, uint32_t item, const void *key)
 {
-    return same_text(r->meta->paths[item], key);
+    return strcmp(r->meta->paths[item], key) == 0;
 }
 
 static ckpt_status too_many_collisions(const reader *r)
@@ -136,9 +146,10 @@ static ckpt_status name_of(const reader *r, const ckpt_pkl *node, const char *wh
     *out = ckpt_pkl_str(node);
     if (!*out)
         return ckpt_fail(r->err, CKPT_E_FORMAT, "%s is not a string", what);
-    if (node->len == 0 || !valid_utf8(node->str, node->len))
+    if (node->len == 0 || node->len > NAME_LIMIT || !valid_utf8(node->str, node->len))
         return ckpt_fail(r->err, CKPT_E_FORMAT,
-                         "%s '%.100s' is empty, holds NUL or is not UTF-8", what, node->str);
+                         "%s '%.100s' is empty, too long, holds NUL or is not UTF-8", what,
+                         node->str);
     return CKPT_OK;
 }
 
@@ -152,9 +163,9 @@ static bool is_none(const ckpt_pkl *p)
     return !p || p->kind == CKPT_PKL_NONE;
 }
 
-/* torch.Size, tuple or list of non-negative ints. */
-static ckpt_status size_of(const reader *r, const ckpt_pkl *node, const char *what,
-                           int64_t **out, int *rank)
+/* torch.Size, tuple or list of at most CKPT_MAX_RANK non-negative ints. */
+static ckpt_status size_of(const reader *r, const ckpt_pkl *node, const char *what, int64_t *out,
+                           int *rank)
 {
     if (ckpt_pkl_is_object(node, "torch", "Size")) {
         const ckpt_pkl *args = node->args;
@@ -166,16 +177,23 @@ static ckpt_status size_of(const reader *r, const ckpt_pkl *node, const char *wh
     if (node->n_items > CKPT_MAX_RANK)
         return ckpt_fail(r->err, CKPT_E_UNSUPPORTED, "%s has %zu dimensions, at most %d", what,
                          node->n_items, CKPT_MAX_RANK);
-    int64_t *dims = ckpt_arena_array(r->keep, node->n_items + 1, sizeof *dims);
-    if (!dims)
-        return no_memory(r);
     for (size_t i = 0; i < node->n_items; i++)
-        if (!ckpt_pkl_int(node->items[i], &dims[i]) || dims[i] < 0)
+        if (!ckpt_pkl_int(node->items[i], &out[i]) || out[i] < 0)
             return ckpt_fail(r->err, CKPT_E_FORMAT, "%s: element %zu is not a non-negative integer",
                              what, i);
-    *out = dims;
     *rank = (int)node->n_items;
     return CKPT_OK;
+}
+
+static ckpt_status size_in(const reader *r, ckpt_arena *arena, const ckpt_pkl *node,
+                           const char *what, int64_t **out, int *rank)
+{
+    int64_t dims[CKPT_MAX_RANK];
+    ckpt_status status = size_of(r, node, what, dims, rank);
+    if (status != CKPT_OK)
+        return status;
+    *out = ckpt_arena_memdup(arena, dims, (size_t)*rank * sizeof *dims);
+    return *out || *rank == 0 ? CKPT_OK : no_memory(r);
 }
 
 /* ---- storage_data -------------------------------------------------------------------------- */
@@ -193,7 +211,7 @@ static ckpt_status path_of(reader *r, ckpt_pkl *node, uint32_t *out)
     if (!ckpt_name_is_safe(path, true))
         return ckpt_fail(r->err, CKPT_E_FORMAT,
                          "relative_path '%s' is not a plain path below the checkpoint", path);
-    uint32_t *slot = table_find(r, &r->paths, hash_key(path, -1, NULL), same_path, path);
+    uint32_t *slot = table_find(r, &r->paths, hash_name(path), same_path, path);
     if (!slot)
         return too_many_collisions(r);
     if (*slot == 0) {
@@ -251,24 +269,32 @@ done:
     return status;
 }
 
-static ckpt_status parse_entry(reader *r, const ckpt_pkl *key, ckpt_pkl *info, ckpt_dcp_entry *e)
+/* The name is only compared here; those that matter are checked in state_dict_metadata. */
+static ckpt_status parse_entry(reader *r, const ckpt_pkl *node, ckpt_pkl *info, entry_key *key,
+                               ckpt_dcp_entry *e)
 {
-    if (!ckpt_pkl_is_object(key, NULL, "MetadataIndex"))
+    if (!ckpt_pkl_is_object(node, NULL, "MetadataIndex"))
         return ckpt_fail(r->err, CKPT_E_FORMAT, "key is not a MetadataIndex");
     ckpt_err *err = r->err;
-    ckpt_status status = name_of(r, ckpt_pkl_get(key, "fqn"), "fqn", &e->fqn);
-    if (status != CKPT_OK)
-        return status;
-    ckpt_pkl *offset = ckpt_pkl_get(key, "offset");
-    e->rank = -1;
-    if (!is_none(offset))
-        CKPT_TRY(size_of(r, offset, "offset", &e->offset, &e->rank), "'%s'", e->fqn);
+    ckpt_status status = CKPT_OK;
+    const ckpt_pkl *fqn = ckpt_pkl_get(node, "fqn");
+    key->fqn = e->fqn = ckpt_pkl_str(fqn);
+    if (!key->fqn || fqn->len >= UINT32_MAX)
+        return ckpt_fail(err, CKPT_E_FORMAT, "fqn is not a string");
+    key->len = (uint32_t)fqn->len;
+    key->rank = -1;
+    ckpt_pkl *offset = ckpt_pkl_get(node, "offset");
+    if (!is_none(offset)) {
+        int64_t *dims = NULL;
+        CKPT_TRY(size_in(r, r->scratch, offset, "offset", &dims, &key->rank), "'%s'", e->fqn);
+        key->offset = dims;
+    }
     CKPT_TRY(parse_info(r, info, e), "'%s'", e->fqn);
 done:
     return status;
 }
 
-static ckpt_status parse_storage(reader *r, const ckpt_pkl *node, ckpt_arena *scratch)
+static ckpt_status parse_storage(reader *r, const ckpt_pkl *node)
 {
     ckpt_pkl *const *pairs = NULL;
     size_t n = 0;
@@ -280,16 +306,16 @@ static ckpt_status parse_storage(reader *r, const ckpt_pkl *node, ckpt_arena *sc
     ckpt_dcp_meta *meta = r->meta;
     meta->entries = ckpt_arena_array(r->keep, n + 1, sizeof *meta->entries);
     meta->paths = ckpt_arena_array(r->keep, n + 1, sizeof *meta->paths);
-    if (!meta->entries || !meta->paths || !table_init(&r->entries, scratch, n) ||
-        !table_init(&r->paths, scratch, n))
+    r->keys = ckpt_arena_array(r->scratch, n + 1, sizeof *r->keys);
+    if (!meta->entries || !meta->paths || !r->keys || !table_init(&r->entries, r->scratch, n) ||
+        !table_init(&r->paths, r->scratch, n))
         return no_memory(r);
     for (size_t i = 0; i < n; i++) {
         ckpt_dcp_entry *e = &meta->entries[i];
-        ckpt_status status = parse_entry(r, pairs[2 * i], pairs[2 * i + 1], e);
+        ckpt_status status = parse_entry(r, pairs[2 * i], pairs[2 * i + 1], &r->keys[i], e);
         if (status != CKPT_OK)
             return status;
-        uint32_t *slot =
-            table_find(r, &r->entries, hash_key(e->fqn, e->rank, e->offset), same_entry, e);
+        uint32_t *slot = table_find(r, &r->entries, hash_key(&r->keys[i]), same_entry, &r->keys[i]);
         if (!slot)
             return too_many_collisions(r);
         if (*slot)
@@ -300,18 +326,16 @@ static ckpt_status parse_storage(reader *r, const ckpt_pkl *node, ckpt_arena *sc
     return CKPT_OK;
 }
 
-/* Entry of (fqn, offset), marked used, or CKPT_DCP_NO_ENTRY. */
-static ckpt_status find_entry(reader *r, const char *fqn, int rank, int64_t *offset,
-                              uint32_t *out)
+/* Entry of a key, marked used, or CKPT_DCP_NO_ENTRY. */
+static ckpt_status find_entry(reader *r, const entry_key *key, const char *kept, uint32_t *out)
 {
-    ckpt_dcp_entry key = {.fqn = fqn, .rank = rank, .offset = offset};
-    uint32_t *slot = table_find(r, &r->entries, hash_key(fqn, rank, offset), same_entry, &key);
+    uint32_t *slot = table_find(r, &r->entries, hash_key(key), same_entry, key);
     if (!slot)
         return too_many_collisions(r);
     *out = *slot ? *slot - 1 : CKPT_DCP_NO_ENTRY;
     if (*slot) {
         r->meta->entries[*out].used = true;
-        r->meta->entries[*out].fqn = fqn; /* the kept copy */
+        r->meta->entries[*out].fqn = kept;
     }
     return CKPT_OK;
 }
@@ -353,23 +377,51 @@ static void format_box(char *text, size_t size, int rank, const int64_t *v)
     }
 }
 
-static ckpt_status parse_piece(reader *r, const ckpt_dcp_tensor *t, const ckpt_pkl *node,
-                               ckpt_dcp_piece *piece)
+/* key: the tensor's name as stored, so that a memoised one is found by its address. */
+static ckpt_status parse_piece(reader *r, const ckpt_dcp_tensor *t, entry_key *key,
+                               const ckpt_pkl *node, ckpt_dcp_piece *piece)
 {
     if (!ckpt_pkl_is_object(node, NULL, "ChunkStorageMetadata"))
         return ckpt_fail(r->err, CKPT_E_FORMAT, "is not a ChunkStorageMetadata");
+    int64_t lo[CKPT_MAX_RANK], len[CKPT_MAX_RANK];
     int lo_rank, len_rank;
     ckpt_status status;
-    CKPT_CHECK(size_of(r, ckpt_pkl_get(node, "offsets"), "offsets", &piece->lo, &lo_rank));
-    CKPT_CHECK(size_of(r, ckpt_pkl_get(node, "sizes"), "sizes", &piece->len, &len_rank));
+    CKPT_CHECK(size_of(r, ckpt_pkl_get(node, "offsets"), "offsets", lo, &lo_rank));
+    CKPT_CHECK(size_of(r, ckpt_pkl_get(node, "sizes"), "sizes", len, &len_rank));
     if (lo_rank != t->rank || len_rank != t->rank)
         return ckpt_fail(r->err, CKPT_E_FORMAT, "has %d offsets and %d sizes, tensor has %d dims",
                          lo_rank, len_rank, t->rank);
-    CKPT_CHECK(find_entry(r, t->name, t->rank, piece->lo, &piece->entry));
-    if (piece->entry == CKPT_DCP_NO_ENTRY && !is_empty(t->rank, piece->len)) {
+    memcpy(piece->lo, lo, (size_t)t->rank * sizeof *lo);
+    memcpy(piece->len, len, (size_t)t->rank * sizeof *len);
+    key->offset = lo;
+    CKPT_CHECK(find_entry(r, key, t->name, &piece->entry));
+    if (piece->entry == CKPT_DCP_NO_ENTRY && !is_empty(t->rank, len)) {
         char at[128];
-        format_box(at, sizeof at, t->rank, piece->lo);
+        format_box(at, sizeof at, t->rank, lo);
         return ckpt_fail(r->err, CKPT_E_FORMAT, "at [%s] has no storage entry", at);
+    }
+done:
+    return status;
+}
+
+static ckpt_status parse_pieces(reader *r, ckpt_dcp_tensor *t, entry_key *key,
+                                const ckpt_pkl *chunks)
+{
+    size_t n = chunks->n_items, rank = (size_t)t->rank;
+    ckpt_err *err = r->err;
+    ckpt_status status = CKPT_OK;
+    if (chunks->kind != CKPT_PKL_LIST && chunks->kind != CKPT_PKL_TUPLE)
+        return ckpt_fail(r->err, CKPT_E_FORMAT, "chunks is not a list");
+    int64_t *boxes = ckpt_arena_array(r->keep, 2 * rank * n + 1, sizeof *boxes);
+    t->pieces = ckpt_arena_array(r->keep, n + 1, sizeof *t->pieces);
+    if (!boxes || !t->pieces)
+        return no_memory(r);
+    key->rank = t->rank;
+    for (size_t i = 0; i < n; i++) {
+        t->pieces[i].lo = boxes + 2 * rank * i;
+        t->pieces[i].len = boxes + 2 * rank * i + rank;
+        CKPT_TRY(parse_piece(r, t, key, chunks->items[i], &t->pieces[i]), "chunk %zu", i);
+        t->n_pieces++;
     }
 done:
     return status;
@@ -386,44 +438,34 @@ static ckpt_status unpack_pairs(const reader *r, ckpt_dcp_tensor *t)
     return ok ? CKPT_OK : ckpt_fail(r->err, CKPT_E_FORMAT, "no axis of float4 pairs");
 }
 
-static ckpt_status parse_tensor(reader *r, const ckpt_pkl *node, ckpt_dcp_tensor *t)
+static ckpt_status parse_tensor(reader *r, const ckpt_pkl *node, entry_key *key, ckpt_dcp_tensor *t)
 {
-    ckpt_err *err = r->err;
     ckpt_status status;
     int64_t numel;
     CKPT_CHECK(parse_dtype(r, ckpt_pkl_get(node, "properties"), t));
-    CKPT_CHECK(size_of(r, ckpt_pkl_get(node, "size"), "size", &t->dims, &t->rank));
+    CKPT_CHECK(size_in(r, r->keep, ckpt_pkl_get(node, "size"), "size", &t->dims, &t->rank));
     if (!is_empty(t->rank, t->dims) && !ckpt_numel(t->rank, t->dims, &numel))
         return ckpt_fail(r->err, CKPT_E_FORMAT, "number of elements overflows");
     const ckpt_pkl *chunks = ckpt_pkl_get(node, "chunks");
-    if (is_none(chunks))
-        return CKPT_OK;
-    if (chunks->kind != CKPT_PKL_LIST && chunks->kind != CKPT_PKL_TUPLE)
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "chunks is not a list");
-    t->pieces = ckpt_arena_array(r->keep, chunks->n_items + 1, sizeof *t->pieces);
-    if (!t->pieces)
-        return no_memory(r);
-    for (size_t i = 0; i < chunks->n_items; i++) {
-        CKPT_TRY(parse_piece(r, t, chunks->items[i], &t->pieces[i]), "chunk %zu", i);
-        t->n_pieces++;
-    }
+    if (!is_none(chunks))
+        CKPT_CHECK(parse_pieces(r, t, key, chunks));
     if (t->has_dtype && t->dtype == CKPT_F4)
         CKPT_CHECK(unpack_pairs(r, t));
 done:
     return status;
 }
 
-static ckpt_status parse_named(reader *r, const ckpt_pkl *key, const ckpt_pkl *node)
+static ckpt_status parse_named(reader *r, const ckpt_pkl *key_node, const ckpt_pkl *node)
 {
     ckpt_err *err = r->err;
     const char *text;
-    ckpt_status status = name_of(r, key, "state_dict_metadata key", &text);
+    ckpt_status status = name_of(r, key_node, "state_dict_metadata key", &text);
     if (status != CKPT_OK)
         return status;
-    const char *name = ckpt_arena_strndup(r->keep, text, key->len);
+    const char *name = ckpt_arena_strndup(r->keep, text, key_node->len);
     if (!name)
         return no_memory(r);
-    uint32_t *slot = table_find(r, &r->names, hash_key(name, -1, NULL), same_name, name);
+    uint32_t *slot = table_find(r, &r->names, hash_name(name), same_name, name);
     if (!slot)
         return too_many_collisions(r);
     if (*slot)
@@ -432,14 +474,15 @@ static ckpt_status parse_named(reader *r, const ckpt_pkl *key, const ckpt_pkl *n
     *slot = (uint32_t)r->n_seen;
 
     ckpt_dcp_meta *meta = r->meta;
+    entry_key key = {.fqn = text, .len = (uint32_t)key_node->len, .rank = -1};
     if (ckpt_pkl_is_object(node, NULL, "TensorStorageMetadata")) {
         ckpt_dcp_tensor *t = &meta->tensors[meta->n_tensors++];
         t->name = name;
-        CKPT_TRY(parse_tensor(r, node, t), "tensor '%s'", name);
+        CKPT_TRY(parse_tensor(r, node, &key, t), "tensor '%s'", name);
     } else if (ckpt_pkl_is_object(node, NULL, "BytesStorageMetadata")) {
         ckpt_dcp_bytes *b = &meta->objects[meta->n_objects++];
         b->name = name;
-        CKPT_CHECK(find_entry(r, name, -1, NULL, &b->entry));
+        CKPT_CHECK(find_entry(r, &key, name, &b->entry));
         if (b->entry == CKPT_DCP_NO_ENTRY)
             status = ckpt_fail(r->err, CKPT_E_FORMAT, "object '%s' has no storage entry", name);
     } else {
@@ -450,7 +493,7 @@ done:
     return status;
 }
 
-static ckpt_status parse_state(reader *r, const ckpt_pkl *node, ckpt_arena *scratch)
+static ckpt_status parse_state(reader *r, const ckpt_pkl *node)
 {
     ckpt_pkl *const *pairs;
     size_t n;
@@ -461,9 +504,8 @@ static ckpt_status parse_state(reader *r, const ckpt_pkl *node, ckpt_arena *scra
         return ckpt_fail(r->err, CKPT_E_UNSUPPORTED, "%zu names", n);
     r->meta->tensors = ckpt_arena_array(r->keep, n + 1, sizeof *r->meta->tensors);
     r->meta->objects = ckpt_arena_array(r->keep, n + 1, sizeof *r->meta->objects);
-    r->seen = ckpt_arena_array(scratch, n + 1, sizeof *r->seen);
-    if (!r->meta->tensors || !r->meta->objects || !r->seen ||
-        !table_init(&r->names, scratch, n))
+    r->seen = ckpt_arena_array(r->scratch, n + 1, sizeof *r->seen);
+    if (!r->meta->tensors || !r->meta->objects || !r->seen || !table_init(&r->names, r->scratch, n))
         return no_memory(r);
     for (size_t i = 0; i < n; i++) {
         ckpt_status status = parse_named(r, pairs[2 * i], pairs[2 * i + 1]);
@@ -488,8 +530,8 @@ ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *aren
                                 ckpt_dcp_meta *meta, ckpt_err *err)
 {
     *meta = (ckpt_dcp_meta){0};
-    reader r = {.keep = arena, .meta = meta, .err = err};
     ckpt_arena scratch = {0};
+    reader r = {.keep = arena, .scratch = &scratch, .meta = meta, .err = err};
     ckpt_pkl *root = NULL;
     ckpt_status status;
     CKPT_CHECK(ckpt_pkl_parse(bytes, n, &scratch, NULL, &root, NULL, NULL, err));
@@ -499,8 +541,8 @@ ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *aren
                            "holds no torch.distributed.checkpoint.metadata.Metadata");
         goto done;
     }
-    CKPT_TRY(parse_storage(&r, ckpt_pkl_get(root, "storage_data"), &scratch), "storage_data");
-    CKPT_CHECK(parse_state(&r, ckpt_pkl_get(root, "state_dict_metadata"), &scratch));
+    CKPT_TRY(parse_storage(&r, ckpt_pkl_get(root, "storage_data")), "storage_data");
+    CKPT_CHECK(parse_state(&r, ckpt_pkl_get(root, "state_dict_metadata")));
     CKPT_CHECK(keep_unused_names(&r));
 done:
     ckpt_arena_free(&scratch);

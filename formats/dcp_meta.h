@@ -7,11 +7,9 @@
 /* One storage_data item: where the bytes of (fqn, offset) lie. */
 typedef struct ckpt_dcp_entry {
     const char *fqn;
-    int64_t *offset; /* of the chunk, as torch counts; rank -1: an object */
     const char *transforms; /* "name, name" that must be undone to read the item, or NULL */
-    uint64_t at, length;   /* bytes */
-    uint32_t path;         /* index of the relative path */
-    int rank;
+    uint64_t at, length;    /* bytes */
+    uint32_t path;          /* index of the relative path */
     bool used;
 } ckpt_dcp_entry;
 

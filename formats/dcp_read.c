@@ -50,8 +50,8 @@ static ckpt_status fill_span(ckpt_source *src, span *s, uint32_t file, uint64_t 
                              ckpt_err *err)
 {
     s->len = 0;
-    size_t n = (size_t)ckpt_min_u64(ckpt_min_u64(len, sizeof s->bytes),
-                                    src->files[file].size - start);
+    size_t n =
+        (size_t)ckpt_min_u64(ckpt_min_u64(len, sizeof s->bytes), src->files[file].size - start);
     ckpt_status status = ckpt_pread_full(src->files[file].fd, s->bytes, n, start, err);
     if (status != CKPT_OK)
         return status;
@@ -555,8 +555,8 @@ static ckpt_status check_backend(ckpt_source *src, ckpt_err *err)
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
                            "metadata.json: sharded_backend '%s', expected 'torch_dist'", backend);
     else if (version && (!ckpt_json_int(version, &v) || v != 1))
-        status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                           "metadata.json: sharded_backend_version is not 1");
+        status =
+            ckpt_fail(err, CKPT_E_UNSUPPORTED, "metadata.json: sharded_backend_version is not 1");
     ckpt_json_free(json);
     return status;
 }
@@ -717,7 +717,8 @@ static ckpt_status open_place(opener *o, const ckpt_dcp_place *place, int64_t it
     CKPT_CHECK(open_items(o));
     CKPT_CHECK(open_common(src, has_common_file, common_file, &has_common, err));
     if (has_common && !is_megatron && place->in_root) {
-        status = ckpt_fail(err, CKPT_E_FORMAT, "incomplete: no metadata.json, which is written last");
+        status =
+            ckpt_fail(err, CKPT_E_FORMAT, "incomplete: no metadata.json, which is written last");
         goto done;
     }
     if (has_common && !is_megatron)

@@ -47,7 +47,7 @@ typedef struct layout {
     ckpt_out *out;
     ckpt_sink *sink;
     literals *lit;
-    const char *dir; /* "", "release/" or "iter_N/" */
+    const char *dir;                 /* "", "release/" or "iter_N/" */
     blob common_object, common_file; /* Megatron; the object only if it is not carried */
     item *items;                     /* file order */
     size_t n_items;
@@ -162,8 +162,7 @@ static void list_items(layout *l, item *items, size_t *count)
     if (l->common_object.data)
         items[n++] = (item){.tensor = -1, .object = -1, .chunk = LIT_BLOB};
     for (size_t i = 0; i < out->n_objects; i++)
-        items[n++] =
-            (item){.tensor = -1, .object = (int64_t)i, .owner = out->objects[i].owner};
+        items[n++] = (item){.tensor = -1, .object = (int64_t)i, .owner = out->objects[i].owner};
     for (size_t i = 0; i < out->n_tensors; i++) {
         const ckpt_out_tensor *t = &out->tensors[i];
         if (!has_elements(t->rank, t->dims)) {
@@ -217,6 +216,15 @@ typedef struct file_writer {
     uint32_t index;
 } file_writer;
 
+/* Lengths of the head and tail around a payload of some dtype and shape. */
+typedef struct frame {
+    const int64_t *dims;
+    ckpt_dtype dtype;
+    int rank;
+    size_t head, tail; /* bytes */
+    ckpt_buf scratch;
+} frame;
+
 static ckpt_status add_seg(layout *l, file_writer *w, ckpt_seg_kind kind, uint32_t a, uint32_t b,
                            uint64_t len)
 {
@@ -240,42 +248,55 @@ static ckpt_status add_blob_seg(layout *l, file_writer *w, blob data)
     return add_seg(l, w, CKPT_SEG_LITERAL, id, LIT_BLOB, data.len);
 }
 
-static ckpt_status put_tensor_item(layout *l, file_writer *w, item *it, ckpt_buf *scratch)
+/* Bytes before and after the payload. Neighbours mostly have one shape, so f keeps the
+ * last answer. */
+static ckpt_status frame_lengths(layout *l, const item *it, frame *f)
+{
+    const ckpt_out_tensor *t = &l->out->tensors[it->tensor];
+    const int64_t *dims = item_dims(l->out, (uint32_t)it->tensor, it->chunk);
+    if (f->dims && f->dtype == t->dtype && f->rank == t->rank &&
+        (t->rank == 0 || memcmp(f->dims, dims, (size_t)t->rank * sizeof *dims) == 0))
+        return CKPT_OK;
+    ckpt_buf_clear(&f->scratch);
+    ckpt_zip_tensor_head(&f->scratch, t->dtype, t->rank, dims);
+    f->head = f->scratch.len;
+    ckpt_zip_tensor_tail(&f->scratch, t->dtype, t->rank, dims, 0);
+    f->tail = f->scratch.len - f->head;
+    f->dtype = t->dtype;
+    f->rank = t->rank;
+    f->dims = dims;
+    return f->scratch.failed ? no_memory(l) : CKPT_OK;
+}
+
+static ckpt_status put_tensor_item(layout *l, file_writer *w, item *it, frame *f)
 {
     ckpt_out_tensor *t = &l->out->tensors[it->tensor];
     uint32_t id = (uint32_t)it->tensor << 1;
     const int64_t *dims = item_dims(l->out, (uint32_t)it->tensor, it->chunk);
     int64_t numel;
     uint64_t bytes;
-    size_t head, tail;
     ckpt_status status;
     if (!ckpt_numel(t->rank, dims, &numel) || !ckpt_dtype_bytes(t->dtype, numel, &bytes))
         return ckpt_fail(l->err, CKPT_E_UNSUPPORTED, "tensor '%.300s': size overflows", t->name);
-    ckpt_buf_clear(scratch);
-    ckpt_zip_tensor_head(scratch, t->dtype, t->rank, dims);
-    head = scratch->len;
-    ckpt_zip_tensor_tail(scratch, t->dtype, t->rank, dims, 0);
-    tail = scratch->len - head;
-    if (scratch->failed)
-        return no_memory(l);
-    CKPT_CHECK(add_seg(l, w, CKPT_SEG_LITERAL, id, it->chunk, head));
+    CKPT_CHECK(frame_lengths(l, it, f));
+    CKPT_CHECK(add_seg(l, w, CKPT_SEG_LITERAL, id, it->chunk, f->head));
     if (it->chunk != LIT_WHOLE) {
         t->chunks[it->chunk].file = w->index;
         t->chunks[it->chunk].offset = w->file->size;
     }
     CKPT_CHECK(add_seg(l, w, CKPT_SEG_CHUNK, (uint32_t)it->tensor, it->chunk, bytes));
-    CKPT_CHECK(add_seg(l, w, CKPT_SEG_LITERAL, id | 1, it->chunk, tail));
+    CKPT_CHECK(add_seg(l, w, CKPT_SEG_LITERAL, id | 1, it->chunk, f->tail));
 done:
     return status;
 }
 
-static ckpt_status put_item(layout *l, file_writer *w, item *it, ckpt_buf *scratch)
+static ckpt_status put_item(layout *l, file_writer *w, item *it, frame *f)
 {
     ckpt_status status;
     it->file = w->index;
     it->at = w->file->size;
     if (it->tensor >= 0) {
-        status = put_tensor_item(l, w, it, scratch);
+        status = put_tensor_item(l, w, it, f);
     } else if (it->object >= 0) {
         ckpt_out_object *o = &l->out->objects[it->object];
         o->file = w->index;
@@ -302,7 +323,7 @@ static ckpt_status begin_file(layout *l, const char *name, size_t n, bool is_dat
 
 static ckpt_status put_data_files(layout *l, const size_t *first)
 {
-    ckpt_buf scratch = {0};
+    frame f = {0};
     ckpt_status status = CKPT_OK;
     for (int r = 0; r < l->out->world; r++) {
         if (first[r] == first[r + 1])
@@ -311,10 +332,10 @@ static ckpt_status put_data_files(layout *l, const size_t *first)
         const char *name = ckpt_arena_printf(&l->sink->arena, "%s__%d_0.distcp", l->dir, r);
         CKPT_CHECK(begin_file(l, name, 3 * (first[r + 1] - first[r]), true, &w));
         for (size_t i = first[r]; i < first[r + 1]; i++)
-            CKPT_CHECK(put_item(l, &w, &l->items[i], &scratch));
+            CKPT_CHECK(put_item(l, &w, &l->items[i], &f));
     }
 done:
-    ckpt_buf_release(&scratch);
+    ckpt_buf_release(&f.scratch);
     return status;
 }
 
@@ -340,7 +361,8 @@ enum { OP_LONG_BINGET = 'j' };
 typedef struct pickler {
     ckpt_buf b;
     uint32_t n_memo;
-    uint32_t tensor_meta, bytes_meta, chunk_meta, index, info, properties, size, strided, contiguous;
+    uint32_t tensor_meta, bytes_meta, chunk_meta, index, info, properties, size, strided,
+        contiguous;
     uint32_t k_properties, k_size, k_chunks, k_offsets, k_sizes, k_fqn, k_index, k_offset, k_path,
         k_length;
     uint32_t dtype[CKPT_DTYPE_COUNT];
@@ -533,8 +555,7 @@ static void put_index(pickler *p, const layout *l, const item *it, uint32_t posi
         const ckpt_out_tensor *t = &l->out->tensors[it->tensor];
         ckpt_pkl_put_int(&p->b, position);
         put_text(p, &p->k_offset, "offset");
-        put_size(p, t->dtype, t->rank,
-                 it->chunk == LIT_WHOLE ? zeros : t->chunks[it->chunk].lo);
+        put_size(p, t->dtype, t->rank, it->chunk == LIT_WHOLE ? zeros : t->chunks[it->chunk].lo);
     } else {
         ckpt_pkl_put_none(&p->b);
     }
@@ -643,9 +664,9 @@ static ckpt_status make_common(layout *l)
         if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
             carried = &out->objects[i];
     if (carried && !carried->data) {
-        status = ckpt_fail(l->err, CKPT_E_INTERNAL,
-                           "object '%s' must be in memory to derive %s from it", carried->name,
-                           CKPT_DCP_COMMON_FILE);
+        status =
+            ckpt_fail(l->err, CKPT_E_INTERNAL, "object '%s' must be in memory to derive %s from it",
+                      carried->name, CKPT_DCP_COMMON_FILE);
     } else if (carried) {
         status = ckpt_dcp_repack_bytes(carried->data, carried->length, false, &file, l->err);
         if (status != CKPT_OK)
@@ -670,12 +691,13 @@ static blob text_blob(const char *s)
 
 static ckpt_status put_megatron_files(layout *l)
 {
-    static const char json[] = "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
-                               "\"common_backend\": \"torch\", \"common_backend_version\": 1}";
+    static const char json[] =
+        "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
+        "\"common_backend\": \"torch\", \"common_backend_version\": 1}";
     ckpt_arena *arena = &l->sink->arena;
-    const char *tracker = l->out->iteration < 0 ? "release"
-                                                : ckpt_arena_printf(arena, "%lld",
-                                                                    (long long)l->out->iteration);
+    const char *tracker = l->out->iteration < 0
+                              ? "release"
+                              : ckpt_arena_printf(arena, "%lld", (long long)l->out->iteration);
     const char *common = ckpt_arena_printf(arena, "%s%s", l->dir, CKPT_DCP_COMMON_FILE);
     const char *metadata = ckpt_arena_printf(arena, "%smetadata.json", l->dir);
     ckpt_status status;
@@ -708,8 +730,7 @@ static ckpt_status begin(layout *l)
     ckpt_sink *sink = l->sink;
     bool megatron = l->out->config_kind == CKPT_CONFIG_MEGATRON;
     l->lit = ckpt_arena_alloc(&sink->arena, sizeof *l->lit);
-    sink->files =
-        ckpt_arena_array(&sink->arena, (size_t)l->out->world + 8, sizeof *sink->files);
+    sink->files = ckpt_arena_array(&sink->arena, (size_t)l->out->world + 8, sizeof *sink->files);
     if (!l->lit || !sink->files)
         return no_memory(l);
     l->lit->out = l->out;

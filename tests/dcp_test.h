@@ -1,4 +1,4 @@
-/* Helpers of the dcp suite: scratch directories, element access, a one-page executor for sinks, and
+/* Helpers of the dcp suites: scratch directories, element access, a one-page executor for sinks, and
  * a builder of .metadata pickles that need not be sane. */
 #ifndef CKPT_DCP_TEST_H
 #define CKPT_DCP_TEST_H
@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include "checked.h"
+#include "crc.h"
 #include "dcp.h"
 #include "io.h"
 #include "pickle.h"
@@ -119,6 +119,43 @@ static inline void expect_warning(const ckpt_source *src, const char *text)
             return;
     ck_abort_msg("no warning '%s' among %zu", text, src->n_warnings);
 }
+
+static inline const ckpt_object *object(const ckpt_source *src, const char *name)
+{
+    for (size_t i = 0; i < src->n_objects; i++)
+        if (strcmp(src->objects[i].name, name) == 0)
+            return &src->objects[i];
+    ck_abort_msg("no object %s", name);
+    return NULL;
+}
+
+static inline void open_plain(ckpt_source *src, const char *path)
+{
+    ckpt_err err = {0};
+    ck_assert_msg(ckpt_source_open(src, path, NULL, &err) == CKPT_OK, "%s", err.text);
+}
+
+/* xorshift64*: repeatable bytes. */
+static inline uint64_t rng(uint64_t *s)
+{
+    *s ^= *s >> 12;
+    *s ^= *s << 25;
+    *s ^= *s >> 27;
+    return *s * UINT64_C(2685821657736338717);
+}
+
+static inline TCase *make_case(Suite *s, const char *name, double timeout)
+{
+    TCase *t = tcase_create(name);
+    tcase_set_timeout(t, timeout);
+    tcase_add_checked_fixture(t, scratch_make, scratch_remove);
+    suite_add_tcase(s, t);
+    return t;
+}
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof(a)[0]))
+#define ITER "iter_0000100"
+#define MCORE CKPT_FIXTURES "/mcore/"
 
 /* ---- elements ------------------------------------------------------------------------------- */
 
@@ -255,7 +292,7 @@ static inline void execute(const ckpt_out *out, const ckpt_sink *sink, const cha
                 ck_assert(ckpt_source_read(src, o->src_file, p, (size_t)s->len, o->src_offset,
                                            &err) == CKPT_OK);
             }
-            crc = s->crc ? (uint32_t)crc32_z(0, p, (size_t)s->len) : 0;
+            crc = s->crc ? ckpt_crc32(0, p, (size_t)s->len) : 0;
         }
         ck_assert_uint_eq(at, file->size);
         char path[1024];
@@ -366,7 +403,7 @@ static inline int64_t craft_item(crafted *c, ckpt_dtype dtype, int rank, const i
     uint8_t *zero = calloc(1, bytes + 1);
     ckpt_zip_tensor_head(&c->data, dtype, rank, dims);
     ckpt_buf_append(&c->data, zero, bytes);
-    ckpt_zip_tensor_tail(&c->data, dtype, rank, dims, (uint32_t)crc32_z(0, zero, bytes));
+    ckpt_zip_tensor_tail(&c->data, dtype, rank, dims, ckpt_crc32(0, zero, bytes));
     free(zero);
     *length = (int64_t)(c->data.len - at);
     return (int64_t)at;
