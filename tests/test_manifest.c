@@ -26,9 +26,12 @@ static void fill(ckpt_manifest *m, uint8_t leaves[3 * CKPT_SHA256_LEN])
     m->tensors = ckpt_arena_array(&m->arena, 2, sizeof *m->tensors);
     for (int i = 0; i < 3 * CKPT_SHA256_LEN; i++)
         leaves[i] = (uint8_t)(i * 7);
-    m->tensors[0] = (ckpt_manifest_tensor){"w", CKPT_F32, 2, dims_b, {.leaves = leaves, .n_leaves = 3}};
-    m->tensors[1] = (ckpt_manifest_tensor){"a \"quoted\"\n", CKPT_BF16, 2, dims_a,
-                                           {.leaves = leaves, .n_leaves = 1}};
+    m->tensors[0] = (ckpt_manifest_tensor){
+        "w", CKPT_F32, 2, dims_b, {.leaves = leaves, .n_leaves = 3}
+    };
+    m->tensors[1] = (ckpt_manifest_tensor){
+        "a \"quoted\"\n", CKPT_BF16, 2, dims_a, {.leaves = leaves, .n_leaves = 1}
+    };
     m->n_tensors = 2;
     uint8_t digests[2 * CKPT_SHA256_LEN];
     const char *names[] = {"a \"quoted\"\n", "w"};
@@ -91,31 +94,32 @@ static const struct {
     const char *from, *to, *message;
     ckpt_status status;
 } edits[] = {
-    {"\"manifest_version\":1", "\"manifest_version\":2", "manifest_version 2, expected 1", CKPT_E_UNSUPPORTED},
-    {"\"manifest_version\":1", "\"version\":1", "not a ckpt manifest", CKPT_E_FORMAT},
-    {"\"size\":7", "\"size\":-7", "file 'z.bin': 'size'", CKPT_E_FORMAT},
-    {"\"size\":7", "\"size\":7.5", "file 'z.bin': 'size'", CKPT_E_FORMAT},
-    {"\"z.bin\"", "\"../z\"", "leaves the checkpoint's directory", CKPT_E_FORMAT},
-    {"\"z.bin\"", "\"/etc/z\"", "leaves the checkpoint's directory", CKPT_E_FORMAT},
-    {"\"z.bin\"", "\"a\"", "duplicate", CKPT_E_FORMAT},
-    {"\"BF16\"", "\"BF17\"", "unknown dtype 'BF17'", CKPT_E_FORMAT},
-    {"[600,1024]", "[600,-1]", "dimension 1", CKPT_E_FORMAT},
-    {"[600,1024]", "[600,1.5]", "dimension 1", CKPT_E_FORMAT},
-    {"[600,1024]", "[9007199254740992,4096]", "overflow", CKPT_E_FORMAT},
-    {"[600,1024]", "7", "'shape'", CKPT_E_FORMAT},
-    {"[600,1024]", "[601,1024]", "contradicts its leaves", CKPT_E_FORMAT},
-    {"[600,1024]", "[6,1024]", "3 leaves, expected 1", CKPT_E_FORMAT},
-    {"[2,3]", "[3,2]", "", CKPT_OK}, /* one leaf: only hashing the data can tell */
-    {"\"root\":\"", "\"root\":\"0", "'root'", CKPT_E_FORMAT},
-    {"\"rest\":\"01", "\"rest\":\"0G", "'rest'", CKPT_E_FORMAT},
-    {"\"rest\":\"01", "\"rest\":\"0A", "'rest'", CKPT_E_FORMAT},
-    {"\"tp\":2", "\"tp\":0", "mesh: 'tp'", CKPT_E_FORMAT},
-    {"\"hidden_size\":64", "\"hidden_size\":65", "config_digest contradicts", CKPT_E_FORMAT},
-    {"\"lossy\":[]", "\"lossy\":[1]", "'lossy'", CKPT_E_FORMAT},
-    {"\"lossy\":[]", "\"lossy\":{}", "'lossy'", CKPT_E_FORMAT},
-    {"\"family\":\"hybrid\"", "\"family\":3", "'family'", CKPT_E_FORMAT},
-    {"\"tensors\":{", "\"tensor\":{", "'files' and 'tensors'", CKPT_E_FORMAT},
-    {"]}\n", "]", "", CKPT_E_FORMAT},
+    {"\"manifest_version\":1", "\"manifest_version\":2",  "manifest_version 2, expected 1",
+     CKPT_E_UNSUPPORTED                                                                                     },
+    {"\"manifest_version\":1", "\"version\":1",           "not a ckpt manifest",               CKPT_E_FORMAT},
+    {"\"size\":7",             "\"size\":-7",             "file 'z.bin': 'size'",              CKPT_E_FORMAT},
+    {"\"size\":7",             "\"size\":7.5",            "file 'z.bin': 'size'",              CKPT_E_FORMAT},
+    {"\"z.bin\"",              "\"../z\"",                "leaves the checkpoint's directory", CKPT_E_FORMAT},
+    {"\"z.bin\"",              "\"/etc/z\"",              "leaves the checkpoint's directory", CKPT_E_FORMAT},
+    {"\"z.bin\"",              "\"a\"",                   "duplicate",                         CKPT_E_FORMAT},
+    {"\"BF16\"",               "\"BF17\"",                "unknown dtype 'BF17'",              CKPT_E_FORMAT},
+    {"[600,1024]",             "[600,-1]",                "dimension 1",                       CKPT_E_FORMAT},
+    {"[600,1024]",             "[600,1.5]",               "dimension 1",                       CKPT_E_FORMAT},
+    {"[600,1024]",             "[9007199254740992,4096]", "overflow",                          CKPT_E_FORMAT},
+    {"[600,1024]",             "7",                       "'shape'",                           CKPT_E_FORMAT},
+    {"[600,1024]",             "[601,1024]",              "contradicts its leaves",            CKPT_E_FORMAT},
+    {"[600,1024]",             "[6,1024]",                "3 leaves, expected 1",              CKPT_E_FORMAT},
+    {"[2,3]",                  "[3,2]",                   "",                                  CKPT_OK      }, /* one leaf: only hashing the data can tell */
+    {"\"root\":\"",            "\"root\":\"0",            "'root'",                            CKPT_E_FORMAT},
+    {"\"rest\":\"01",          "\"rest\":\"0G",           "'rest'",                            CKPT_E_FORMAT},
+    {"\"rest\":\"01",          "\"rest\":\"0A",           "'rest'",                            CKPT_E_FORMAT},
+    {"\"tp\":2",               "\"tp\":0",                "mesh: 'tp'",                        CKPT_E_FORMAT},
+    {"\"hidden_size\":64",     "\"hidden_size\":65",      "config_digest contradicts",         CKPT_E_FORMAT},
+    {"\"lossy\":[]",           "\"lossy\":[1]",           "'lossy'",                           CKPT_E_FORMAT},
+    {"\"lossy\":[]",           "\"lossy\":{}",            "'lossy'",                           CKPT_E_FORMAT},
+    {"\"family\":\"hybrid\"",  "\"family\":3",            "'family'",                          CKPT_E_FORMAT},
+    {"\"tensors\":{",          "\"tensor\":{",            "'files' and 'tensors'",             CKPT_E_FORMAT},
+    {"]}\n",                   "]",                       "",                                  CKPT_E_FORMAT},
 };
 
 START_TEST(manifest_edited_is_refused)
@@ -132,8 +136,7 @@ START_TEST(manifest_edited_is_refused)
     ckpt_buf_append(&edited, text.data, head);
     ckpt_buf_puts(&edited, edits[_i].to);
     ckpt_buf_puts(&edited, at + skip);
-    ckpt_status status =
-        ckpt_manifest_parse((const char *)edited.data, edited.len, &back, &err);
+    ckpt_status status = ckpt_manifest_parse((const char *)edited.data, edited.len, &back, &err);
     ck_assert_msg(status == edits[_i].status, "%s -> %s: status %d: %s", edits[_i].from,
                   edits[_i].to, status, err.text);
     ck_assert_msg(status == CKPT_OK || strstr(err.text, edits[_i].message) != NULL,

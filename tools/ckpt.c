@@ -9,31 +9,32 @@
 #include <unistd.h>
 
 static const ckpt_command cmd_train = {.name = "train", .what = "train a model"};
-static const ckpt_command cmd_gate = {.name = "gate", .what = "run a matrix of compatibility cases"};
+static const ckpt_command cmd_gate = {.name = "gate",
+                                      .what = "run a matrix of compatibility cases"};
 static const ckpt_command cmd_sign = {.name = "sign", .what = "sign a manifest"};
 static const ckpt_command cmd_bench = {.name = "bench", .what = "measure this machine"};
 static const ckpt_command cmd_report = {.name = "report", .what = "draw results as HTML"};
 
 static const ckpt_command *const commands[] = {
-    &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff,
-    &cmd_train,        &cmd_gate,         &cmd_sign,        &cmd_bench,
-    &cmd_report,
+    &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff, &cmd_train,
+    &cmd_gate,         &cmd_sign,         &cmd_bench,       &cmd_report,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static const ckpt_opt global_opts[] = {
-    {"json", CKPT_OPT_FLAG, offsetof(ckpt_globals, json), NULL, "one JSON document on stdout", 0, 0},
-    {"quiet", CKPT_OPT_FLAG, offsetof(ckpt_globals, quiet), NULL, "errors only", 0, 0},
-    {"verbose", CKPT_OPT_FLAG, offsetof(ckpt_globals, verbose), NULL, "more detail", 0, 0},
-    {"threads", CKPT_OPT_INT, offsetof(ckpt_globals, threads), "N",
-     "worker threads (default: all cores)", 0, 1024},
-    {"memory", CKPT_OPT_SIZE, offsetof(ckpt_globals, memory), "SIZE",
-     "budget for buffers (default 1GiB)", 0, 0},
-    {"color", CKPT_OPT_CHOICE, offsetof(ckpt_globals, color), "auto|always|never",
-     "colours on stdout (NO_COLOR is respected)", 0, 0},
-    {"help", CKPT_OPT_FLAG, offsetof(ckpt_globals, help), NULL, "this text", 0, 0},
-    {NULL, CKPT_OPT_FLAG, 0, NULL, NULL, 0, 0},
+    {"json",                                CKPT_OPT_FLAG, offsetof(ckpt_globals, json),                                             NULL,                                                        "one JSON document on stdout",                                                                                                               0,
+     0},
+    {"quiet",                                     CKPT_OPT_FLAG,                                            offsetof(ckpt_globals,                quiet), NULL,                                       "errors only",                                                                                                                                                                              0,                                                                                                                                                                                                                                                                                                                     0},
+    {"verbose",                                    CKPT_OPT_FLAG,                                                 offsetof(ckpt_globals,                                                              verbose),                                                               NULL,                                                     "more detail",                                                                                                                           0,0},
+    {"threads",                                    CKPT_OPT_INT,                                                offsetof(ckpt_globals,                                                                     threads),                                                                                                              "N",
+     "worker threads (default: all cores)",                                                                       0,                                                                                                                                                                                                                                                       1024},
+    {"memory", CKPT_OPT_SIZE,             offsetof(ckpt_globals,                              memory),                                                                               "SIZE",
+     "budget for buffers (default 1GiB)",                                                                                                                                                                                           0,                                                                                              0},
+    {"color",                               CKPT_OPT_CHOICE,                  offsetof(ckpt_globals,                                      color),                                                                                      "auto|always|never",
+     "colours on stdout (NO_COLOR is respected)",                                                                                            0,                                                                                                                                            0},
+    {"help",                               CKPT_OPT_FLAG,                         offsetof(ckpt_globals,                                 help),                                                                                 NULL,                                                                                                                                           "this text",                                                                                                                                                                                           0,                                                                                                                                                                                                                                     0},
+    {NULL,                CKPT_OPT_FLAG,0,NULL,NULL,0,0},
 };
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -219,8 +220,10 @@ static ckpt_status run_command(ckpt_tool *tool, int argc, char **argv, ckpt_err 
         return ckpt_tool_no_memory(err);
     if (command->defaults != NULL)
         command->defaults(opts);
-    ckpt_opt_table tables[] = {{"options", command->opts, opts},
-                               {"every command", global_opts, &tool->g}};
+    ckpt_opt_table tables[] = {
+        {"options",       command->opts, opts    },
+        {"every command", global_opts,   &tool->g}
+    };
     CKPT_CHECK(ckpt_opts_parse(tables, 2, argc, argv, &tool->operands, err));
     if (tool->g.help) {
         command_help(command);

@@ -29,48 +29,48 @@ enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
 
 #define AT(field) offsetof(convert_opts, field)
 static const ckpt_opt rows[] = {
-    {"to", CKPT_OPT_CHOICE, AT(to), "keep|safetensors|torch_dist|torch|hdf5",
-     "container (default: the source's; torch and hdf5 are not built yet)", 0, 0},
-    {"layout", CKPT_OPT_CHOICE, AT(layout), "keep|hf|megatron|fla",
-     "names and fusing of tensors (default keep)", 0, 0},
-    {"tp", CKPT_OPT_INT, AT(tp), "N", "tensor-parallel size of a torch_dist output", 1, 65536},
-    {"pp", CKPT_OPT_INT, AT(pp), "N", "pipeline-parallel size", 1, 65536},
-    {"ep", CKPT_OPT_INT, AT(ep), "N", "expert-parallel size", 1, 65536},
-    {"etp", CKPT_OPT_INT, AT(etp), "N", "expert tensor-parallel size (default: tp)", 1, 65536},
-    {"cp", CKPT_OPT_INT, AT(cp), "N", "context-parallel size", 1, 65536},
-    {"kda-f-lora-rank", CKPT_OPT_RANK, AT(f_rank), "R|none",
-     "rank of KDA's decay projection; none folds it (--approximate)", 0, 0},
-    {"kda-gate-lora-rank", CKPT_OPT_RANK, AT(g_rank), "R|none",
-     "rank of KDA's output gate; none folds it (--approximate)", 0, 0},
-    {"norms", CKPT_OPT_CHOICE, AT(norms), "keep|fused|separate",
-     "Megatron: norms fused into the following linear layer or separate", 0, 0},
-    {"dtype", CKPT_OPT_CHOICE, AT(dtype), "keep|bf16|f16|f32",
-     "cast floating tensors, except those that training keeps in f32", 0, 0},
-    {"dtype-force", CKPT_OPT_FLAG, AT(dtype_force), NULL, "cast those as well", 0, 0},
-    {"max-shard-size", CKPT_OPT_SIZE, AT(max_shard), "SIZE",
-     "largest safetensors file (default 5GB)", 0, 0},
-    {"optimizer", CKPT_OPT_CHOICE, AT(optimizer), "keep|drop",
-     "optimizer state (keep is not built yet)", 0, 0},
-    {"include", CKPT_OPT_LIST, AT(include), "GLOB",
-     "only tensors whose stored or canonical name matches; repeatable", 0, 0},
-    {"exclude", CKPT_OPT_LIST, AT(exclude), "GLOB", "leave matching tensors out; repeatable", 0, 0},
-    {"rename", CKPT_OPT_LIST, AT(rename), "FROM=TO",
-     "rename an output tensor; one '*' on each side; repeatable", 0, 0},
-    {"map", CKPT_OPT_STRING, AT(map), "FILE", "layout table in JSON", 0, 0},
-    {"iteration", CKPT_OPT_INT, AT(iteration), "N", "iteration of a save root (default: newest)", 0,
-     INT64_MAX},
-    {"approximate", CKPT_OPT_FLAG, AT(approximate), NULL, "permit lossy steps; each is reported", 0,
-     0},
-    {"allow-unknown", CKPT_OPT_FLAG, AT(allow_unknown), NULL,
-     "carry tensors the model does not have, unchanged", 0, 0},
-    {"allow-unknown-objects", CKPT_OPT_FLAG, AT(allow_unknown_objects), NULL,
-     "carry pickled objects of unknown classes, unread", 0, 0},
-    {"dry-run", CKPT_OPT_FLAG, AT(dry_run), NULL, "print the plan, write nothing", 0, 0},
-    {"force", CKPT_OPT_FLAG, AT(force), NULL,
-     "replace an existing DST after success; convert a source that contradicts its manifest", 0, 0},
-    {"resume", CKPT_OPT_FLAG, AT(resume), NULL, "not built yet", 0, 0},
-    {"verify", CKPT_OPT_FLAG, AT(verify), NULL, "read the output back and compare digests", 0, 0},
-    {NULL, CKPT_OPT_FLAG, 0, NULL, NULL, 0, 0},
+    {"to",                    CKPT_OPT_CHOICE, AT(to),                    "keep|safetensors|torch_dist|torch|hdf5",
+     "container (default: the source's; torch and hdf5 are not built yet)",                                                                                        0, 0    },
+    {"layout",                CKPT_OPT_CHOICE, AT(layout),                "keep|hf|megatron|fla",
+     "names and fusing of tensors (default keep)",                                                                                                                 0, 0    },
+    {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",                                      "tensor-parallel size of a torch_dist output", 1, 65536},
+    {"pp",                    CKPT_OPT_INT,    AT(pp),                    "N",                                      "pipeline-parallel size",                      1, 65536},
+    {"ep",                    CKPT_OPT_INT,    AT(ep),                    "N",                                      "expert-parallel size",                        1, 65536},
+    {"etp",                   CKPT_OPT_INT,    AT(etp),                   "N",                                      "expert tensor-parallel size (default: tp)",   1, 65536},
+    {"cp",                    CKPT_OPT_INT,    AT(cp),                    "N",                                      "context-parallel size",                       1, 65536},
+    {"kda-f-lora-rank",       CKPT_OPT_RANK,   AT(f_rank),                "R|none",
+     "rank of KDA's decay projection; none folds it (--approximate)",                                                                                              0, 0    },
+    {"kda-gate-lora-rank",    CKPT_OPT_RANK,   AT(g_rank),                "R|none",
+     "rank of KDA's output gate; none folds it (--approximate)",                                                                                                   0, 0    },
+    {"norms",                 CKPT_OPT_CHOICE, AT(norms),                 "keep|fused|separate",
+     "Megatron: norms fused into the following linear layer or separate",                                                                                          0, 0    },
+    {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "keep|bf16|f16|f32",
+     "cast floating tensors, except those that training keeps in f32",                                                                                             0, 0    },
+    {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                     "cast those as well",                          0, 0    },
+    {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",
+     "largest safetensors file (default 5GB)",                                                                                                                     0, 0    },
+    {"optimizer",             CKPT_OPT_CHOICE, AT(optimizer),             "keep|drop",
+     "optimizer state (keep is not built yet)",                                                                                                                    0, 0    },
+    {"include",               CKPT_OPT_LIST,   AT(include),               "GLOB",
+     "only tensors whose stored or canonical name matches; repeatable",                                                                                            0, 0    },
+    {"exclude",               CKPT_OPT_LIST,   AT(exclude),               "GLOB",                                   "leave matching tensors out; repeatable",      0, 0    },
+    {"rename",                CKPT_OPT_LIST,   AT(rename),                "FROM=TO",
+     "rename an output tensor; one '*' on each side; repeatable",                                                                                                  0, 0    },
+    {"map",                   CKPT_OPT_STRING, AT(map),                   "FILE",                                   "layout table in JSON",                        0, 0    },
+    {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",                                      "iteration of a save root (default: newest)",  0,
+     INT64_MAX                                                                                                                                                             },
+    {"approximate",           CKPT_OPT_FLAG,   AT(approximate),           NULL,                                     "permit lossy steps; each is reported",        0,
+     0                                                                                                                                                                     },
+    {"allow-unknown",         CKPT_OPT_FLAG,   AT(allow_unknown),         NULL,
+     "carry tensors the model does not have, unchanged",                                                                                                           0, 0    },
+    {"allow-unknown-objects", CKPT_OPT_FLAG,   AT(allow_unknown_objects), NULL,
+     "carry pickled objects of unknown classes, unread",                                                                                                           0, 0    },
+    {"dry-run",               CKPT_OPT_FLAG,   AT(dry_run),               NULL,                                     "print the plan, write nothing",               0, 0    },
+    {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,
+     "replace an existing DST after success; convert a source that contradicts its manifest",                                                                      0, 0    },
+    {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,                                     "not built yet",                               0, 0    },
+    {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                     "read the output back and compare digests",    0, 0    },
+    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                     NULL,                                          0, 0    },
 };
 #undef AT
 
@@ -130,7 +130,8 @@ static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
     if (c->optimizer_tensors > 0 && c->o->optimizer == OPTIMIZER_KEEP)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "%s: %zu optimizer tensors: carrying them comes later; --optimizer drop "
-                         "leaves them out", c->src_path, c->optimizer_tensors);
+                         "leaves them out",
+                         c->src_path, c->optimizer_tensors);
     if (c->o->optimizer == OPTIMIZER_KEEP)
         return CKPT_OK;
     for (size_t i = 0; i < src->n_tensors; i++)
@@ -192,7 +193,8 @@ static ckpt_status choose_container(conversion *c, ckpt_err *err)
     if (c->container == NULL || c->container->layout == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "%s: container %s is not written by this version; choose --to safetensors "
-                         "or torch_dist", c->dst_path,
+                         "or torch_dist",
+                         c->dst_path,
                          c->container != NULL ? c->container->name : to_names[c->o->to]);
     c->plan_opts.container = c->container;
     c->plan_opts.sharded = strcmp(c->container->name, "torch_dist") == 0;
@@ -233,13 +235,13 @@ static ckpt_status choose_layout(conversion *c, ckpt_err *err)
     if (c->o->map != NULL && !c->map.source)
         c->layout = &c->map.layout;
     bool own_table = c->layout == &c->map.layout;
-    if (group == NULL ||
-        (c->layout != NULL && !own_table && strcmp(c->layout->group, group) == 0))
+    if (group == NULL || (c->layout != NULL && !own_table && strcmp(c->layout->group, group) == 0))
         return CKPT_OK;
     if (c->model.layout == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "%s: no known model family, so it cannot become layout %s; --layout keep "
-                         "changes only the container", c->src_path, group);
+                         "changes only the container",
+                         c->src_path, group);
     c->layout = first_fitting(c, group);
     if (c->layout == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: family %s has no layout %s", c->src_path,
@@ -379,7 +381,8 @@ static ckpt_status check_source_root(const conversion *c, ckpt_err *err)
         return CKPT_OK;
     return ckpt_fail(err, CKPT_E_MISMATCH,
                      "%s: the tensors contradict the source's manifest; `ckpt verify --hash` names "
-                     "them, --force converts them anyway", c->src_path);
+                     "them, --force converts them anyway",
+                     c->src_path);
 }
 
 static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
@@ -421,12 +424,11 @@ static ckpt_status check_written(conversion *c, ckpt_err *err)
     ckpt_status status;
     const char *dir = c->plan.sink.manifest_dir != NULL ? c->plan.sink.manifest_dir : "";
     bool filtered = c->o->rename.n > 0 || c->o->include.n > 0 || c->o->exclude.n > 0;
-    CKPT_CHECK(
-        ckpt_convert_reopen(c->tool, &c->plan, c->container, c->commit.temp_path, err));
+    CKPT_CHECK(ckpt_convert_reopen(c->tool, &c->plan, c->container, c->commit.temp_path, err));
     if (c->o->verify)
         CKPT_CHECK(ckpt_convert_reread(c->tool, &c->manifest, c->container, c->layout,
-                                       c->commit.temp_path,
-                                       c->plan_opts.single_file ? NULL : dir, filtered, err));
+                                       c->commit.temp_path, c->plan_opts.single_file ? NULL : dir,
+                                       filtered, err));
 done:
     return status;
 }
@@ -464,12 +466,12 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     ckpt_bar bar;
     struct timespec start;
     clock_gettime(CLOCK_MONOTONIC, &start);
-    CKPT_CHECK(ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force,
-                                 err));
+    CKPT_CHECK(
+        ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force, err));
     ckpt_bar_start(&bar, "convert", c->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
-    status = ckpt_stream_convert(&c->plan, c->commit.temp_path, &opts, &c->tool->arena, &c->result,
-                                 err);
+    status =
+        ckpt_stream_convert(&c->plan, c->commit.temp_path, &opts, &c->tool->arena, &c->result, err);
     ckpt_bar_stop(&bar);
     if (status != CKPT_OK)
         goto done;

@@ -16,26 +16,25 @@ typedef struct diff_opts {
 
 #define AT(field) offsetof(diff_opts, field)
 static const ckpt_opt rows[] = {
-    {"objects", CKPT_OPT_FLAG, AT(objects), NULL, "compare pickled objects byte by byte as well", 0,
-     0},
-    {"atol", CKPT_OPT_REAL, AT(atol), "X", "equal when |a-b| <= atol + rtol*|b| (default 0: bitwise)",
-     0, 0},
-    {"rtol", CKPT_OPT_REAL, AT(rtol), "X", "relative part of the tolerance", 0, 0},
+    {"objects", CKPT_OPT_FLAG, AT(objects), NULL,   "compare pickled objects byte by byte as well", 0,
+     0                                                                                                  },
+    {"atol",    CKPT_OPT_REAL, AT(atol),    "X",
+     "equal when |a-b| <= atol + rtol*|b| (default 0: bitwise)",                                    0, 0},
+    {"rtol",    CKPT_OPT_REAL, AT(rtol),    "X",    "relative part of the tolerance",               0, 0},
     {"include", CKPT_OPT_LIST, AT(include), "GLOB",
-     "only tensors whose stored or canonical name matches; repeatable", 0, 0},
-    {"exclude", CKPT_OPT_LIST, AT(exclude), "GLOB", "leave matching tensors out; repeatable", 0, 0},
-    {"limit", CKPT_OPT_INT, AT(limit), "N", "show at most N differences (default: all)", 0,
-     INT64_MAX},
-    {NULL, CKPT_OPT_FLAG, 0, NULL, NULL, 0, 0},
+     "only tensors whose stored or canonical name matches; repeatable",                             0, 0},
+    {"exclude", CKPT_OPT_LIST, AT(exclude), "GLOB", "leave matching tensors out; repeatable",       0, 0},
+    {"limit",   CKPT_OPT_INT,  AT(limit),   "N",    "show at most N differences (default: all)",    0,
+     INT64_MAX                                                                                          },
+    {NULL,      CKPT_OPT_FLAG, 0,           NULL,   NULL,                                           0, 0},
 };
 #undef AT
 
 typedef enum kind { SAME, WITHIN, ONLY_A, ONLY_B, SHAPE, DTYPE, VALUE, OBJECT, N_KINDS } kind;
-static const char *const kind_names[N_KINDS] = {"identical", "within tolerance", "only in A",
-                                                "only in B", "shape",            "dtype",
-                                                "value",     "object"};
-static const char *const kind_keys[N_KINDS] = {"identical", "within_tolerance", "only_a", "only_b",
-                                               "shape",     "dtype",            "value",  "object"};
+static const char *const kind_names[N_KINDS] = {
+    "identical", "within tolerance", "only in A", "only in B", "shape", "dtype", "value", "object"};
+static const char *const kind_keys[N_KINDS] = {
+    "identical", "within_tolerance", "only_a", "only_b", "shape", "dtype", "value", "object"};
 
 typedef struct entry {
     const char *name;
@@ -50,9 +49,9 @@ typedef struct comparison {
     ckpt_model model[2];
     entry *entries;
     size_t n_entries, cap_entries;
-    int64_t *other;  /* per tensor of A: pair in B whose bytes are compared, or -1 */
-    bool *select;    /* per tensor of A */
-    bool *unequal;   /* per tensor of A: some byte differs */
+    int64_t *other;    /* per tensor of A: pair in B whose bytes are compared, or -1 */
+    bool *select;      /* per tensor of A */
+    bool *unequal;     /* per tensor of A: some byte differs */
     int64_t *entry_of; /* per tensor of A */
     ckpt_delta *delta; /* per tensor of A */
     size_t count[N_KINDS];
@@ -216,8 +215,8 @@ static ckpt_status visit(comparison *c, const char *label, ckpt_visit_fn fn, ckp
     ckpt_bar bar;
     ckpt_bar_start(&bar, label, c->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
-    ckpt_status status = ckpt_stream_visit(&c->model[0], &c->model[1], c->other, c->select, &opts,
-                                           fn, c, err);
+    ckpt_status status =
+        ckpt_stream_visit(&c->model[0], &c->model[1], c->other, c->select, &opts, fn, c, err);
     ckpt_bar_stop(&bar);
     if (status != CKPT_OK)
         ckpt_tool_frame(err, c->src[0].path);
@@ -317,17 +316,19 @@ static ckpt_status note_config(comparison *c, ckpt_err *err)
     for (const ckpt_json *j = ckpt_json_child(a); j != NULL; j = ckpt_json_next(j)) {
         const ckpt_json *k = ckpt_json_get(b, ckpt_json_key(j));
         if (!ckpt_json_equal(j, k) && (k != NULL || !partial))
-            CKPT_CHECK(add_note(c, ckpt_arena_printf(&c->tool->arena, "configuration: '%s' %s",
-                                                     ckpt_json_key(j),
-                                                     k == NULL ? "is only in A" : "differs"),
+            CKPT_CHECK(add_note(c,
+                                ckpt_arena_printf(&c->tool->arena, "configuration: '%s' %s",
+                                                  ckpt_json_key(j),
+                                                  k == NULL ? "is only in A" : "differs"),
                                 err));
     }
     for (const ckpt_json *j = ckpt_json_child(b); !partial && j != NULL; j = ckpt_json_next(j))
         if (ckpt_json_get(a, ckpt_json_key(j)) == NULL)
-            CKPT_CHECK(add_note(c, ckpt_arena_printf(&c->tool->arena,
-                                                     "configuration: '%s' is only in B",
-                                                     ckpt_json_key(j)),
-                                err));
+            CKPT_CHECK(
+                add_note(c,
+                         ckpt_arena_printf(&c->tool->arena, "configuration: '%s' is only in B",
+                                           ckpt_json_key(j)),
+                         err));
 done:
     return status;
 }
@@ -336,9 +337,8 @@ done:
 
 static const char *header_text(comparison *c, const ckpt_canon *t)
 {
-    const char *text =
-        ckpt_arena_printf(&c->tool->arena, "%s %s", ckpt_dtype_get(t->dtype)->name,
-                          ckpt_shape(&c->tool->arena, t->rank, t->dims));
+    const char *text = ckpt_arena_printf(&c->tool->arena, "%s %s", ckpt_dtype_get(t->dtype)->name,
+                                         ckpt_shape(&c->tool->arena, t->rank, t->dims));
     return text != NULL ? text : "?";
 }
 

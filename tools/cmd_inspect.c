@@ -12,16 +12,16 @@ typedef struct inspect_opts {
 } inspect_opts;
 
 static const ckpt_opt rows[] = {
-    {"stats", CKPT_OPT_FLAG, offsetof(inspect_opts, stats), NULL,
-     "min, max, mean, std, nan, inf, zero of every tensor (reads the data)", 0, 0},
-    {"head", CKPT_OPT_INT, offsetof(inspect_opts, head), "N", "first N values of every tensor", 0,
+    {"stats",                                           CKPT_OPT_FLAG, offsetof(inspect_opts, stats),                                                       NULL,
+     "min, max, mean, std, nan, inf, zero of every tensor (reads the data)",                                                                                                                                                                0,                                                                                0},
+    {"head",                                                 CKPT_OPT_INT,                                                         offsetof(inspect_opts,                  head), "N", "first N values of every tensor",                                                    0,
      1 << 20},
-    {"tree", CKPT_OPT_FLAG, offsetof(inspect_opts, tree), NULL, "names as a tree", 0, 0},
-    {"common", CKPT_OPT_FLAG, offsetof(inspect_opts, common), NULL,
-     "decoded common state, configuration and objects", 0, 0},
-    {"iteration", CKPT_OPT_INT, offsetof(inspect_opts, iteration), "N",
-     "iteration of a save root (default: newest)", 0, INT64_MAX},
-    {NULL, CKPT_OPT_FLAG, 0, NULL, NULL, 0, 0},
+    {"tree",                                           CKPT_OPT_FLAG,                                                        offsetof(inspect_opts,                                                                        tree),                                                                             NULL,                       "names as a tree", 0, 0},
+    {"common",                                                CKPT_OPT_FLAG,                                                            offsetof(inspect_opts,                                                                                 common),                                                                                                                                      NULL,
+     "decoded common state, configuration and objects",                                                                      0,                                                               0},
+    {"iteration", CKPT_OPT_INT,             offsetof(inspect_opts,                                 iteration),                                                                                             "N",
+     "iteration of a save root (default: newest)",                                                                              0,                                                               INT64_MAX},
+    {NULL,                                              CKPT_OPT_FLAG,                     0,                                         NULL,                                                                                            NULL,                                                                                                                  0,                                                                                        0                                               },
 };
 
 /* Elements and bytes per dtype or module. */
@@ -44,7 +44,7 @@ typedef struct inspection {
     bool *canon;     /* selected canonical tensors */
     uint32_t *first; /* per stored tensor: its canonical tensors are order[first[i]..first[i+1]) */
     uint32_t *order;
-    size_t *seen;    /* per file: stamp of the last tensor that was found in it */
+    size_t *seen; /* per file: stamp of the last tensor that was found in it */
     size_t stamp;
     ckpt_stats *stats; /* per canonical tensor, or NULL */
     group_list dtypes, modules;
@@ -77,7 +77,8 @@ static ckpt_status link_canon(inspection *in, ckpt_err *err)
     in->first = ckpt_arena_array(arena, n + 2, sizeof *in->first);
     in->order = ckpt_arena_array(arena, m + 1, sizeof *in->order);
     in->seen = ckpt_arena_array(arena, in->src.n_files + 1, sizeof *in->seen);
-    if (in->seen == NULL || in->stored == NULL || in->canon == NULL || in->first == NULL || in->order == NULL)
+    if (in->seen == NULL || in->stored == NULL || in->canon == NULL || in->first == NULL ||
+        in->order == NULL)
         return ckpt_tool_no_memory(err);
     for (size_t i = 0; i < m; i++)
         in->first[in->model.tensors[i].stored + 2]++;
@@ -750,6 +751,7 @@ const ckpt_command ckpt_cmd_inspect = {
     .max_operands = 2,
     .defaults = defaults,
     .run = run,
-    .notes = "The glob is matched against stored and canonical names. --verbose lists the canonical\n"
-             "tensors that each stored tensor holds.\n",
+    .notes =
+        "The glob is matched against stored and canonical names. --verbose lists the canonical\n"
+        "tensors that each stored tensor holds.\n",
 };

@@ -67,8 +67,7 @@ ckpt_stream_opts ckpt_tool_stream(const ckpt_tool *tool, const ckpt_bar *bar)
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-static void CKPT_PRINTF(3, 0)
-    say(ckpt_tool *tool, const char *kind, const char *fmt, va_list ap)
+static void CKPT_PRINTF(3, 0) say(ckpt_tool *tool, const char *kind, const char *fmt, va_list ap)
 {
     ckpt_buf b = {0};
     ckpt_arena scratch = {0};
@@ -146,8 +145,14 @@ const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh)
     const struct {
         const char *name;
         int size;
-    } axes[] = {{"tp", mesh->tp},   {"pp", mesh->pp}, {"ep", mesh->ep},
-                {"etp", mesh->etp}, {"cp", mesh->cp}, {"dp", mesh->dp}};
+    } axes[] = {
+        {"tp",  mesh->tp },
+        {"pp",  mesh->pp },
+        {"ep",  mesh->ep },
+        {"etp", mesh->etp},
+        {"cp",  mesh->cp },
+        {"dp",  mesh->dp }
+    };
     char text[160] = "";
     size_t n = 0;
     for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++)

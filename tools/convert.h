@@ -25,7 +25,7 @@ ckpt_status ckpt_convert_reread(ckpt_tool *tool, const ckpt_manifest *m,
  * spelled: symbolic and hard links included. */
 ckpt_status ckpt_convert_apart(const char *src, const char *dst, ckpt_err *err) CKPT_MUST_USE;
 /* The same for the files an opened source really reads. */
-ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst,
+                                     ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -75,8 +75,10 @@ ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst, ck
             return ckpt_fail(err, CKPT_E_USAGE, "%s: the destination is the source's file %s", dst,
                              src->files[i].name);
         if (realpath(path, rf) != NULL && is_inside(rf, rd))
-            return ckpt_fail(err, CKPT_E_USAGE, "%s: the source's file %s lies inside the "
-                             "destination", dst, src->files[i].name);
+            return ckpt_fail(err, CKPT_E_USAGE,
+                             "%s: the source's file %s lies inside the "
+                             "destination",
+                             dst, src->files[i].name);
     }
     return CKPT_OK;
 }
@@ -110,8 +112,9 @@ ckpt_status ckpt_convert_reopen(ckpt_tool *tool, const ckpt_plan *plan,
     for (size_t i = 0; i < plan->out.n_tensors; i++) {
         int64_t at = ckpt_source_find(&src, plan->out.tensors[i].name);
         if (at < 0) {
-            status = ckpt_fail(err, CKPT_E_INTERNAL, "planned tensor '%s' is not in what was written",
-                               plan->out.tensors[i].name);
+            status =
+                ckpt_fail(err, CKPT_E_INTERNAL, "planned tensor '%s' is not in what was written",
+                          plan->out.tensors[i].name);
             goto done;
         }
         CKPT_CHECK(compare_tensor(&src.tensors[at], &plan->out.tensors[i], err));
@@ -129,7 +132,9 @@ static ckpt_status compare_files(const ckpt_manifest *m, const char *path, const
 {
     ckpt_status status = CKPT_OK;
     ckpt_arena scratch = {0};
-    const char *base = dir == NULL ? path : *dir != '\0' ? ckpt_path_join(&scratch, path, dir) : path;
+    const char *base = dir == NULL    ? path
+                       : *dir != '\0' ? ckpt_path_join(&scratch, path, dir)
+                                      : path;
     for (size_t i = 0; i < m->n_files && base != NULL; i++) {
         uint8_t digest[CKPT_SHA256_LEN];
         uint64_t size = 0;
@@ -155,8 +160,7 @@ static ckpt_status compare_tensors(ckpt_tool *tool, const ckpt_manifest *m, cons
 {
     ckpt_status status = CKPT_OK;
     ckpt_bar bar;
-    ckpt_tensor_hash *hashes =
-        ckpt_arena_array(&tool->arena, model->n_tensors + 1, sizeof *hashes);
+    ckpt_tensor_hash *hashes = ckpt_arena_array(&tool->arena, model->n_tensors + 1, sizeof *hashes);
     if (hashes == NULL)
         return ckpt_tool_no_memory(err);
     ckpt_bar_start(&bar, "verify", tool->progress);
@@ -165,8 +169,7 @@ static ckpt_status compare_tensors(ckpt_tool *tool, const ckpt_manifest *m, cons
     ckpt_bar_stop(&bar);
     for (size_t i = 0; status == CKPT_OK && i < model->n_tensors; i++) {
         int64_t at = ckpt_manifest_find_tensor(m, model->tensors[i].name);
-        if (at < 0 ||
-            memcmp(m->tensors[at].hash.digest, hashes[i].digest, CKPT_SHA256_LEN) != 0)
+        if (at < 0 || memcmp(m->tensors[at].hash.digest, hashes[i].digest, CKPT_SHA256_LEN) != 0)
             status = ckpt_fail(err, CKPT_E_INTERNAL, "tensor '%s' reads back differently",
                                model->tensors[i].name);
     }

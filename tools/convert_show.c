@@ -75,8 +75,8 @@ static void show_chunk(ckpt_tool *tool, const ckpt_plan *plan, const ckpt_seg *s
     size_t n = sources_of(g, list, &elided);
     for (size_t i = 0; i < n; i++)
         printf("%s %s[%llu..%llu)", i == 0 ? " <-" : ",",
-               ckpt_clean(&scratch, file_name(plan, list[i].file)),
-               (unsigned long long)list[i].lo, (unsigned long long)list[i].hi);
+               ckpt_clean(&scratch, file_name(plan, list[i].file)), (unsigned long long)list[i].lo,
+               (unsigned long long)list[i].hi);
     if (elided > 0)
         printf(" and %zu more pieces", elided);
     printf("\n");
@@ -112,10 +112,11 @@ void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan)
                 show_object(plan, &file->segs[s]);
         }
     }
-    printf("plan: %s tensors, %zu objects, %s in %zu files, %s of it tensor data; nothing written\n",
-           ckpt_count(arena, plan->out.n_tensors), plan->out.n_objects,
-           ckpt_human(arena, plan->total_bytes), plan->sink.n_files,
-           ckpt_human(arena, plan->payload_bytes));
+    printf(
+        "plan: %s tensors, %zu objects, %s in %zu files, %s of it tensor data; nothing written\n",
+        ckpt_count(arena, plan->out.n_tensors), plan->out.n_objects,
+        ckpt_human(arena, plan->total_bytes), plan->sink.n_files,
+        ckpt_human(arena, plan->payload_bytes));
 }
 
 static void json_chunk(ckpt_jw *w, const ckpt_plan *plan, const ckpt_seg *seg)

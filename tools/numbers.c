@@ -171,7 +171,8 @@ static void changed(ckpt_delta *d, const ckpt_dtype_info *info, const uint8_t *a
     if (!(diff <= d->atol + d->rtol * fabs(vb)) || isinf(diff))
         d->beyond++;
     if (info->kind == CKPT_KIND_FLOAT && !isnan(va) && !isnan(vb)) {
-        uint64_t ulp = ulp_distance(info->bits, bits_of(info->bits, a, i), bits_of(info->bits, b, i));
+        uint64_t ulp =
+            ulp_distance(info->bits, bits_of(info->bits, a, i), bits_of(info->bits, b, i));
         d->max_ulp = ulp > d->max_ulp ? ulp : d->max_ulp;
     }
 }

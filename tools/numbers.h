@@ -24,9 +24,9 @@ double ckpt_stats_std(const ckpt_stats *s); /* population; nan when there is no 
 
 typedef struct ckpt_delta {
     double atol, rtol;
-    int64_t n, changed; /* values; changed: by their bits */
-    int64_t beyond;     /* values outside |a-b| <= atol + rtol*|b| */
-    int64_t first;      /* first changed element of the tensor, -1 none */
+    int64_t n, changed;      /* values; changed: by their bits */
+    int64_t beyond;          /* values outside |a-b| <= atol + rtol*|b| */
+    int64_t first;           /* first changed element of the tensor, -1 none */
     double max_abs, max_rel; /* rel: |a-b| / max(|a|,|b|); nan against a number counts as inf */
     double sum_sq;           /* of a-b over finite pairs */
     double dot, aa, bb;

@@ -55,21 +55,23 @@ static bool unit_scale(const char *unit, double *scale)
     static const struct {
         const char *name;
         double scale;
-    } units[] = {{"", 1},
-                 {"B", 1},
-                 {"kB", 1e3},
-                 {"KB", 1e3},
-                 {"MB", 1e6},
-                 {"GB", 1e9},
-                 {"TB", 1e12},
-                 {"KiB", 1024.0},
-                 {"MiB", 1048576.0},
-                 {"GiB", 1073741824.0},
-                 {"TiB", 1099511627776.0},
-                 {"K", 1024.0},
-                 {"M", 1048576.0},
-                 {"G", 1073741824.0},
-                 {"T", 1099511627776.0}};
+    } units[] = {
+        {"",    1              },
+        {"B",   1              },
+        {"kB",  1e3            },
+        {"KB",  1e3            },
+        {"MB",  1e6            },
+        {"GB",  1e9            },
+        {"TB",  1e12           },
+        {"KiB", 1024.0         },
+        {"MiB", 1048576.0      },
+        {"GiB", 1073741824.0   },
+        {"TiB", 1099511627776.0},
+        {"K",   1024.0         },
+        {"M",   1048576.0      },
+        {"G",   1073741824.0   },
+        {"T",   1099511627776.0}
+    };
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
         if (strcmp(unit, units[i].name) == 0) {
             *scale = units[i].scale;

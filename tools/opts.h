@@ -27,8 +27,8 @@ typedef enum ckpt_opt_kind {
 typedef struct ckpt_opt {
     const char *name; /* without dashes */
     ckpt_opt_kind kind;
-    size_t offset;     /* of the field */
-    const char *arg;   /* placeholder in help, or the choices; NULL for flags */
+    size_t offset;   /* of the field */
+    const char *arg; /* placeholder in help, or the choices; NULL for flags */
     const char *help;
     int64_t min, max; /* INT */
 } ckpt_opt;

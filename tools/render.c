@@ -104,7 +104,7 @@ void ckpt_real_text(double v, char out[32])
 
 const char *ckpt_paint_on(bool colour, ckpt_paint paint)
 {
-    static const char *const codes[] = {"",           "\033[1m",  "\033[2m",
+    static const char *const codes[] = {"",         "\033[1m",  "\033[2m",
                                         "\033[31m", "\033[32m", "\033[33m"};
     return colour ? codes[paint] : "";
 }
@@ -156,8 +156,8 @@ void ckpt_table_print(const ckpt_table *table, FILE *out, int indent, bool heade
             const char *cell = table->cells[r * n + c];
             int pad = width[c] - width_of(cell);
             bool right = table->align[c] == 'r';
-            fprintf(out, "%*s%s%*s%s", right ? pad : 0, "", cell,
-                    right || c + 1 == n ? 0 : pad, "", c + 1 < n ? "  " : "");
+            fprintf(out, "%*s%s%*s%s", right ? pad : 0, "", cell, right || c + 1 == n ? 0 : pad, "",
+                    c + 1 < n ? "  " : "");
         }
         fprintf(out, "%s\n", ckpt_paint_off(colour && head));
     }

@@ -73,8 +73,8 @@ typedef struct ckpt_jw {
     bool comma;
 } ckpt_jw;
 
-void ckpt_jw_open(ckpt_jw *w, const char *key, char bracket); /* '{' or '[' */
-void ckpt_jw_close(ckpt_jw *w, char bracket);                 /* '}' or ']' */
+void ckpt_jw_open(ckpt_jw *w, const char *key, char bracket);    /* '{' or '[' */
+void ckpt_jw_close(ckpt_jw *w, char bracket);                    /* '}' or ']' */
 void ckpt_jw_string(ckpt_jw *w, const char *key, const char *s); /* NULL: null */
 void ckpt_jw_int(ckpt_jw *w, const char *key, int64_t v);
 void ckpt_jw_u64(ckpt_jw *w, const char *key, uint64_t v);

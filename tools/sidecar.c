@@ -11,11 +11,20 @@ static const struct {
     const char *pattern;
     bool tokenizer;
 } known[] = {
-    {"tokenizer*", true},        {"tokenization_*.py", true}, {"special_tokens_map.json", true},
-    {"added_tokens.json", true}, {"chat_template*", true},    {"vocab*", true},
-    {"merges.txt", true},        {"*.tiktoken", true},        {"*.model", true},
-    {"*.jinja", true},           {"*.py", false},             {"generation_config.json", false},
-    {"LICENSE*", false},         {"preprocessor_config.json", false},
+    {"tokenizer*",               true },
+    {"tokenization_*.py",        true },
+    {"special_tokens_map.json",  true },
+    {"added_tokens.json",        true },
+    {"chat_template*",           true },
+    {"vocab*",                   true },
+    {"merges.txt",               true },
+    {"*.tiktoken",               true },
+    {"*.model",                  true },
+    {"*.jinja",                  true },
+    {"*.py",                     false},
+    {"generation_config.json",   false},
+    {"LICENSE*",                 false},
+    {"preprocessor_config.json", false},
 };
 
 static ckpt_status no_memory(ckpt_err *err)
@@ -163,8 +172,7 @@ static ckpt_status write_item(const ckpt_sidecar *item, const ckpt_buf *data, ck
     ckpt_arena scratch = {0};
     uint8_t digest[CKPT_SHA256_LEN];
     const char *dir = sink->manifest_dir != NULL ? sink->manifest_dir : "";
-    const char *name =
-        megatron ? ckpt_path_join(&scratch, "tokenizer", item->name) : item->name;
+    const char *name = megatron ? ckpt_path_join(&scratch, "tokenizer", item->name) : item->name;
     const char *where = name != NULL ? ckpt_path_join(&scratch, dir, name) : NULL;
     if (where == NULL) {
         status = no_memory(err);
@@ -222,8 +230,8 @@ const ckpt_json *ckpt_foreign_config(const ckpt_manifest *m, const char *group)
 ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_source *src,
                                const char *source_group, const char *target_group, ckpt_err *err)
 {
-    m->foreign = old != NULL && old->foreign != NULL ? ckpt_json_dup(old->foreign)
-                                                     : ckpt_json_new_object();
+    m->foreign =
+        old != NULL && old->foreign != NULL ? ckpt_json_dup(old->foreign) : ckpt_json_new_object();
     if (m->foreign == NULL)
         return no_memory(err);
     /* collected as sidecars: they come back as files or into the same place */

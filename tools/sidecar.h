@@ -34,7 +34,7 @@ const ckpt_json *ckpt_foreign_config(const ckpt_manifest *m, const char *group);
 /* m->foreign = old foreign members, plus the source's configuration under its group, less the
  * target's group, which has a file of its own. source_group and target_group may be NULL. */
 ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_source *src,
-                               const char *source_group, const char *target_group, ckpt_err *err)
-    CKPT_MUST_USE;
+                               const char *source_group, const char *target_group,
+                               ckpt_err *err) CKPT_MUST_USE;
 
 #endif

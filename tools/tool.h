@@ -84,8 +84,8 @@ const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh);
 void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh);
 ckpt_status ckpt_tool_no_memory(ckpt_err *err);
 /* Write a whole small file atomically beside what is there. */
-ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n, ckpt_err *err)
-    CKPT_MUST_USE;
+ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n,
+                                 ckpt_err *err) CKPT_MUST_USE;
 /* SHA-256 and size of a file. */
 ckpt_status ckpt_tool_file_digest(const char *path, uint8_t out[CKPT_SHA256_LEN], uint64_t *size,
                                   ckpt_err *err) CKPT_MUST_USE;

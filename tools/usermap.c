@@ -87,7 +87,8 @@ static ckpt_status add_factor(ckpt_buf *dims, bool *any, const char *text, size_
         if (len < expr + 5 || strncmp(text + expr, "[0:", 3) != 0 || text[len - 1] != ']')
             return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                              "range '%.*s' does not start at 0, so the shape of a free table does "
-                             "not follow", (int)n, text);
+                             "not follow",
+                             (int)n, text);
         text += expr + 3;
         expr = len - expr - 4;
     }

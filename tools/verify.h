@@ -1,0 +1,67 @@
+/* Parts of `ckpt verify`: findings are collected as lines and printed by cmd_verify.c. */
+#ifndef CKPT_VERIFY_H
+#define CKPT_VERIFY_H
+
+#include "tool.h"
+
+typedef struct verify_opts {
+    bool hash, files, write, values, strict, duplicates, forward, force, allow_unknown,
+        allow_unknown_objects;
+    const char *against, *roundtrip, *signature;
+    int64_t iteration;
+} verify_opts;
+
+typedef struct lines {
+    const char **items;
+    size_t n, cap;
+} lines;
+
+typedef struct verification {
+    ckpt_tool *tool;
+    const verify_opts *o;
+    const char *path;
+    ckpt_source src;
+    ckpt_model model;
+    ckpt_manifest manifest;
+    bool has_manifest, compared; /* compared: digests with the manifest */
+    ckpt_tensor_hash *tensors;   /* NULL: not computed */
+    ckpt_file_hash *files;       /* NULL: not computed */
+    uint8_t root[CKPT_SHA256_LEN];
+    bool *bad; /* per model tensor: digest differs from the manifest */
+    lines problems, warnings, duplicates;
+    bool failed_memory;
+} verification;
+
+/* A difference, which fails the verification. */
+void ckpt_verify_problem(verification *v, const char *fmt, ...) CKPT_PRINTF(2, 3);
+/* Something that --strict makes a failure. */
+void ckpt_verify_warning(verification *v, const char *fmt, ...) CKPT_PRINTF(2, 3);
+void ckpt_verify_duplicate(verification *v, const char *fmt, ...) CKPT_PRINTF(2, 3);
+/* Where a file of the manifest lies; NULL: out of memory. */
+char *ckpt_verify_path(verification *v, const ckpt_manifest_file *f);
+/* Index among the source's files, or -1 for a file that the container does not read. */
+int64_t ckpt_verify_source_file(const verification *v, const char *name);
+
+/* verify_digests.c */
+ckpt_status ckpt_verify_compute(verification *v, bool whole_files, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_verify_manifest(verification *v, ckpt_err *err) CKPT_MUST_USE;
+/* Compare the configuration. partial: one side has no stored configuration and knows only what
+ * tensor shapes tell, so that only keys of both count. */
+ckpt_status ckpt_verify_config(verification *v, const ckpt_json *other, bool partial,
+                               const char *whose, ckpt_err *err) CKPT_MUST_USE;
+bool ckpt_verify_same_shape(const ckpt_canon *t, const ckpt_manifest_tensor *m);
+void ckpt_verify_shape_problem(verification *v, const ckpt_canon *t, const ckpt_manifest_tensor *m,
+                               const char *whose);
+/* A flipped byte in a header can make a checkpoint unreadable. When every file still has its size,
+ * the manifest says which one was altered: that is a failed verification, not an unknown format.
+ * *explained tells whether a difference was found. */
+ckpt_status ckpt_verify_explain(verification *v, const ckpt_err *open_error, bool *explained,
+                                ckpt_err *err) CKPT_MUST_USE;
+
+/* verify_more.c */
+ckpt_status ckpt_verify_against(verification *v, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_verify_values(verification *v, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_verify_duplicates(verification *v, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_verify_write(verification *v, ckpt_err *err) CKPT_MUST_USE;
+
+#endif
