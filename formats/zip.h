@@ -17,7 +17,7 @@ typedef struct ckpt_zip_entry {
 typedef struct ckpt_zip {
     ckpt_zip_entry *entries; /* central directory order */
     size_t n_entries;
-    const char *root; /* text of the first entry's name up to '/', without it */
+    const char *root;  /* text of the first entry's name up to '/', without it */
     uint32_t *by_name; /* entry numbers sorted bytewise by name */
 } ckpt_zip;
 
@@ -32,8 +32,8 @@ const ckpt_zip_entry *ckpt_zip_find(const ckpt_zip *zip, const char *name);
 /* Whole entry into memory (appended to *out), inflating if needed (zlib), refused above `limit`
  * before anything is allocated. A CRC other than 0 is verified: 0 may mean "not computed". */
 ckpt_status ckpt_zip_read(ckpt_source *src, uint32_t file, uint64_t base,
-                          const ckpt_zip_entry *entry, uint64_t limit, ckpt_buf *out, ckpt_err *err)
-    CKPT_MUST_USE;
+                          const ckpt_zip_entry *entry, uint64_t limit, ckpt_buf *out,
+                          ckpt_err *err) CKPT_MUST_USE;
 
 /* One torch.save item holding a single tensor: head || payload || tail. Root "archive"; records in
  * torch order data.pkl, byteorder, data/0, version; local headers with data descriptors exactly as
