@@ -1,0 +1,353 @@
+/* Plans and the executor on real fixtures: bytes and digests do not depend on threads or memory,
+ * digests say what files hold, casts and folds have the right values, refusals are refusals. */
+#include "derive.h"
+#include "manifest.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define KIMI CKPT_FIXTURES "/hf/kimi_linear_tiny"
+#define LEGACY CKPT_FIXTURES "/mcore/legacy_tp2"
+#define FLA CKPT_FIXTURES "/fla/kda_trained"
+
+static char base[64];
+
+static void make_base(void)
+{
+    snprintf(base, sizeof base, "/tmp/ckpt-stream-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(base));
+}
+
+static void drop_base(void)
+{
+    ckpt_remove_tree(base);
+}
+
+typedef struct opened {
+    ckpt_source src;
+    ckpt_model model;
+} opened;
+
+static void open_model(opened *o, const char *path)
+{
+    ckpt_err err = {0};
+    ckpt_open_opts opts = {.iteration = -1};
+    ck_assert_msg(ckpt_source_open(&o->src, path, &opts, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_msg(ckpt_model_bind(&o->model, &o->src, NULL, &err) == CKPT_OK, "%s", err.text);
+}
+
+static void close_model(opened *o)
+{
+    ckpt_model_release(&o->model);
+    ckpt_source_close(&o->src);
+}
+
+static const ckpt_layout *layout_of(const char *group)
+{
+    for (size_t i = 0; ckpt_layouts[i] != NULL; i++)
+        if (strcmp(ckpt_layouts[i]->group, group) == 0)
+            return ckpt_layouts[i];
+    return NULL;
+}
+
+static ckpt_convert_opts options(const char *container, const char *group, int tp, int ep)
+{
+    ckpt_convert_opts o = {.container = ckpt_container_find(container), .layout = layout_of(group),
+                           .mesh = {tp, 1, ep, 0, 1, 1}};
+    ck_assert_ptr_nonnull(o.container);
+    ck_assert_int_eq(ckpt_mesh_resolve(&o.mesh, NULL), CKPT_OK);
+    o.sharded = strcmp(container, "torch_dist") == 0;
+    return o;
+}
+
+/* Convert into base/name; digests of the files, one after another, into all[n*32]. */
+static size_t convert(const char *src, const char *name, const ckpt_convert_opts *opts,
+                      const ckpt_stream_opts *stream, uint8_t root[32], uint8_t *all)
+{
+    opened o;
+    ckpt_plan plan;
+    ckpt_arena arena = {0};
+    ckpt_convert_result result;
+    ckpt_err err = {0};
+    char dir[128];
+    open_model(&o, src);
+    snprintf(dir, sizeof dir, "%s/%s", base, name);
+    ck_assert_int_eq(ckpt_mkdirs(dir, &err), CKPT_OK);
+    ck_assert_msg(ckpt_plan_convert(&plan, &o.model, opts, &err) == CKPT_OK, "%s", err.text);
+    ckpt_status status = ckpt_stream_convert(&plan, dir, stream, &arena, &result, &err);
+    ck_assert_msg(status == CKPT_OK, "%s", err.text);
+    memcpy(root, result.root, 32);
+    size_t n = plan.sink.n_files;
+    for (size_t f = 0; f < n && all != NULL; f++)
+        memcpy(all + 32 * f, result.files[f].sha256, 32);
+    if (opts->cast == CKPT_CAST_KEEP && !opts->fold_f)
+        ck_assert_mem_eq(result.root, result.source_root, 32);
+    else
+        ck_assert_mem_ne(result.root, result.source_root, 32);
+    ck_assert_uint_le(result.buffer_bytes, stream->memory);
+    ckpt_plan_release(&plan);
+    close_model(&o);
+    ckpt_arena_free(&arena);
+    return n;
+}
+
+static const ckpt_stream_opts plain_stream = {.threads = 2, .memory = (uint64_t)64 << 20};
+
+START_TEST(convert_bytes_do_not_depend_on_threads_or_memory)
+{
+    static const ckpt_stream_opts ways[] = {{.threads = 1, .memory = (uint64_t)1 << 30},
+                                            {.threads = 2, .memory = (uint64_t)8 << 20},
+                                            {.threads = 7, .memory = (uint64_t)64 << 20},
+                                            {.threads = 3, .memory = (uint64_t)1 << 19}};
+    ckpt_convert_opts o = options("torch_dist", "megatron", 2, 2);
+    uint8_t first[32 * 32], again[32 * 32], root[32], root2[32];
+    make_base();
+    size_t n = convert(KIMI, "0", &o, &ways[0], root, first);
+    ck_assert_uint_lt(n, 32);
+    for (int i = 1; i < 4; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", i);
+        ck_assert_uint_eq(convert(KIMI, name, &o, &ways[i], root2, again), n);
+        ck_assert_mem_eq(first, again, 32 * n);
+        ck_assert_mem_eq(root, root2, 32);
+    }
+    drop_base();
+}
+END_TEST
+
+START_TEST(convert_digests_say_what_the_files_hold)
+{
+    opened src, out;
+    ckpt_plan plan;
+    ckpt_arena arena = {0};
+    ckpt_convert_result result;
+    ckpt_err err = {0};
+    uint8_t root[32];
+    make_base();
+    ckpt_convert_opts o = options("torch_dist", "megatron", 2, 1);
+    open_model(&src, KIMI); /* 320 rows become 512: padding belongs to `rest` */
+    ck_assert_msg(ckpt_plan_convert(&plan, &src.model, &o, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_int_eq(
+        ckpt_stream_convert(&plan, base, &plain_stream, &arena, &result, &err), CKPT_OK);
+    open_model(&out, base);
+    ckpt_tensor_hash *hashes = calloc(out.model.n_tensors, sizeof *hashes);
+    ckpt_file_hash *files = calloc(out.src.n_files, sizeof *files);
+    ck_assert_int_eq(ckpt_stream_digest(&out.model, &plain_stream, &arena, hashes, root, &err),
+                     CKPT_OK);
+    ck_assert_int_eq(ckpt_stream_files(&out.model, true, &plain_stream, &arena, files, &err),
+                     CKPT_OK);
+    ck_assert_mem_eq(root, result.root, 32);
+    ck_assert_uint_eq(out.model.n_tensors, plan.n_results);
+    for (size_t i = 0; i < plan.n_results; i++)
+        ck_assert_mem_eq(hashes[i].digest, result.tensors[i].digest, 32);
+    int seen = 0;
+    for (size_t i = 0; i < out.src.n_files; i++)
+        for (size_t f = 0; f < plan.sink.n_files; f++) {
+            const char *name = strrchr(plan.sink.files[f].name, '/');
+            if (strcmp(out.src.files[i].name, name != NULL ? name + 1 : plan.sink.files[f].name))
+                continue;
+            ck_assert_mem_eq(files[i].sha256, result.files[f].sha256, 32);
+            ck_assert_mem_eq(files[i].rest, result.files[f].rest, 32);
+            seen++;
+        }
+    ck_assert_int_ge(seen, 4);
+    free(hashes);
+    free(files);
+    ckpt_plan_release(&plan);
+    close_model(&src);
+    close_model(&out);
+    ckpt_arena_free(&arena);
+    drop_base();
+}
+END_TEST
+
+static float element(const opened *o, const char *name, int64_t i)
+{
+    ckpt_err err = {0};
+    uint8_t raw[8];
+    int64_t t = ckpt_model_find(&o->model, name);
+    ck_assert_msg(t >= 0, "%s", name);
+    ckpt_dtype dtype = o->model.tensors[t].dtype;
+    size_t size = (size_t)ckpt_dtype_get(dtype)->bits / 8;
+    ck_assert_int_eq(
+        ckpt_model_read(&o->model, (size_t)t, (uint64_t)i * size, size, raw, &err), CKPT_OK);
+    return (float)ckpt_dtype_load(dtype, raw, 0);
+}
+
+START_TEST(convert_cast_rounds_weights_and_keeps_the_keep_list)
+{
+    opened src, out;
+    ckpt_convert_opts o = options("safetensors", "hf", 1, 1);
+    uint8_t root[32];
+    char path[128];
+    make_base();
+    o.cast = CKPT_CAST_TO;
+    o.dtype = CKPT_BF16;
+    convert(KIMI, "bf16", &o, &plain_stream, root, NULL);
+    snprintf(path, sizeof path, "%s/bf16", base);
+    open_model(&src, KIMI);
+    open_model(&out, path);
+    for (size_t i = 0; i < out.model.n_tensors; i++) {
+        const ckpt_canon *c = &out.model.tensors[i];
+        bool kept = (c->flags & CKPT_SCHEMA_KEEP_F32) != 0;
+        ck_assert_msg(c->dtype == (kept ? CKPT_F32 : CKPT_BF16), "%s", c->name);
+    }
+    for (int64_t i = 0; i < 50; i++) {
+        float want = element(&src, "blocks.0.kda.q.weight", i);
+        float got = element(&out, "blocks.0.kda.q.weight", i);
+        ck_assert_float_le(fabsf(want - got), fabsf(want) / 256);
+        ck_assert_float_eq(element(&src, "blocks.0.kda.dt_bias", i),
+                           element(&out, "blocks.0.kda.dt_bias", i));
+    }
+    close_model(&src);
+    close_model(&out);
+    drop_base();
+}
+END_TEST
+
+START_TEST(convert_fold_is_the_product)
+{
+    opened src, out;
+    ckpt_convert_opts o = options("torch_dist", "megatron", 2, 1);
+    uint8_t root[32];
+    char path[128];
+    make_base();
+    o.approximate = o.fold_f = o.fold_g = true;
+    convert(KIMI, "fold", &o, &plain_stream, root, NULL);
+    snprintf(path, sizeof path, "%s/fold", base);
+    open_model(&src, KIMI);
+    open_model(&out, path);
+    ck_assert_int_lt(ckpt_model_find(&out.model, "blocks.0.kda.f_a.weight"), 0);
+    ck_assert_int_ge(ckpt_source_find(&out.src, "decoder.layers.0.self_attention.in_proj.weight.g"),
+                     0);
+    for (int row = 0; row < 64; row += 21)
+        for (int col = 0; col < 64; col += 13) {
+            double sum = 0;
+            for (int k = 0; k < 32; k++)
+                sum += (double)element(&src, "blocks.0.kda.f_b.weight", row * 32 + k) *
+                       (double)element(&src, "blocks.0.kda.f_a.weight", k * 64 + col);
+            ck_assert_float_eq(element(&out, "blocks.0.kda.f.weight", row * 64 + col), (float)sum);
+        }
+    ckpt_json *f_rank = ckpt_json_get(out.model.config, "kda_f_rank");
+    ck_assert_ptr_null(f_rank);
+    close_model(&src);
+    close_model(&out);
+    drop_base();
+}
+END_TEST
+
+typedef struct refusal {
+    const char *src, *group;
+    int tp, ep;
+    int what; /* 1 fold without --approximate, 2 rank of a full matrix, 3 another rank */
+    ckpt_status status;
+    const char *text;
+} refusal;
+
+static const refusal refusals[] = {
+    {FLA, "megatron", 1, 1, 0, CKPT_E_UNSUPPORTED, "'model.layers.0.attn.g_proj.1.bias'"},
+    {LEGACY, "hf", 1, 1, 0, CKPT_E_UNSUPPORTED, "configuration"},
+    {KIMI, "megatron", 3, 1, 0, CKPT_E_USAGE, "is not divisible by TP 3"},
+    {KIMI, "megatron", 1, 3, 0, CKPT_E_USAGE, "experts 8 is not divisible by EP 3"},
+    {KIMI, "megatron", 1, 1, 1, CKPT_E_UNSUPPORTED, "--approximate permits it"},
+    {LEGACY, "megatron", 1, 1, 2, CKPT_E_UNSUPPORTED, "needs a truncated SVD"},
+    {KIMI, "megatron", 1, 1, 3, CKPT_E_UNSUPPORTED, "has rank 32"},
+};
+
+START_TEST(convert_what_cannot_be_said_is_refused_by_name)
+{
+    const refusal *r = &refusals[_i];
+    opened o;
+    ckpt_plan plan;
+    ckpt_err err = {0};
+    ckpt_convert_opts opts = options("torch_dist", r->group, r->tp, r->ep);
+    opts.fold_f = r->what == 1;
+    opts.f_rank = r->what == 2 ? 16 : r->what == 3 ? 8 : 0;
+    open_model(&o, r->src);
+    ckpt_status status = ckpt_plan_convert(&plan, &o.model, &opts, &err);
+    ck_assert_msg(status == r->status, "%d: %s", status, err.text);
+    ck_assert_msg(strstr(err.text, r->text) != NULL, "%s", err.text);
+    close_model(&o);
+}
+END_TEST
+
+/* A Megatron checkpoint whose padding rows are not zero: they are dropped with a warning. */
+START_TEST(convert_nonzero_padding_is_reported)
+{
+    opened o;
+    ckpt_plan plan;
+    ckpt_err err = {0};
+    uint8_t root[32];
+    char path[128];
+    ckpt_convert_opts opts = options("safetensors", "megatron", 1, 1);
+    make_base();
+    convert(KIMI, "m", &opts, &plain_stream, root, NULL);
+    snprintf(path, sizeof path, "%s/m", base);
+    open_model(&o, path);
+    int64_t t = ckpt_source_find(&o.src, "output_layer.weight");
+    ck_assert_int_ge(t, 0);
+    ck_assert_int_eq(o.src.tensors[t].dims[0], 384);
+    snprintf(path, sizeof path, "%s", o.src.files[o.src.tensors[t].chunks[0].file].path);
+    uint64_t at = o.src.tensors[t].chunks[0].offset + 4 * (383 * 64 + 5);
+    close_model(&o);
+    FILE *f = fopen(path, "r+b");
+    float v = -0.5f;
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(fseek(f, (long)at, SEEK_SET), 0);
+    ck_assert_uint_eq(fwrite(&v, 4, 1, f), 1);
+    fclose(f);
+    snprintf(path, sizeof path, "%s/m", base);
+    open_model(&o, path);
+    opts = options("safetensors", "hf", 1, 1);
+    ck_assert_msg(ckpt_plan_convert(&plan, &o.model, &opts, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_uint_eq(plan.n_warnings, 1);
+    ck_assert_str_eq(plan.warnings[0], "'output_layer.weight': padding rows 320 to 383 hold 1 "
+                                       "non-zero values (max abs 0.5); they are dropped");
+    ckpt_plan_release(&plan);
+    close_model(&o);
+    drop_base();
+}
+END_TEST
+
+START_TEST(convert_interrupted_says_so)
+{
+    opened o;
+    ckpt_plan plan;
+    ckpt_arena arena = {0};
+    ckpt_convert_result result;
+    ckpt_err err = {0};
+    ckpt_convert_opts opts = options("torch_dist", "megatron", 1, 1);
+    make_base();
+    open_model(&o, KIMI);
+    ck_assert_int_eq(ckpt_plan_convert(&plan, &o.model, &opts, &err), CKPT_OK);
+    ckpt_interrupted = 1;
+    ck_assert_int_eq(ckpt_stream_convert(&plan, base, &plain_stream, &arena, &result, &err),
+                     CKPT_E_INTERRUPTED);
+    ckpt_interrupted = 0;
+    ckpt_plan_release(&plan);
+    close_model(&o);
+    ckpt_arena_free(&arena);
+    drop_base();
+}
+END_TEST
+
+Suite *suite_stream(void)
+{
+    Suite *s = suite_create("stream");
+    TCase *c = tcase_create("convert");
+    tcase_set_timeout(c, 60);
+    tcase_add_test(c, convert_bytes_do_not_depend_on_threads_or_memory);
+    tcase_add_test(c, convert_digests_say_what_the_files_hold);
+    tcase_add_test(c, convert_cast_rounds_weights_and_keeps_the_keep_list);
+    tcase_add_test(c, convert_fold_is_the_product);
+    tcase_add_loop_test(c, convert_what_cannot_be_said_is_refused_by_name, 0,
+                        (int)(sizeof refusals / sizeof refusals[0]));
+    tcase_add_test(c, convert_nonzero_padding_is_reported);
+    tcase_add_test(c, convert_interrupted_says_so);
+    suite_add_tcase(s, c);
+    return s;
+}
