@@ -87,9 +87,8 @@ static void random_tiling(int rank, const int64_t *lo, const int64_t *len, ckpt_
         random_tiling(rank, b, a, chunks, n, arena);
         return;
     }
-    chunks[(*n)++] =
-        (ckpt_chunk){.lo = ckpt_arena_memdup(arena, lo, (size_t)rank * sizeof *lo),
-                     .len = ckpt_arena_memdup(arena, len, (size_t)rank * sizeof *len)};
+    chunks[(*n)++] = (ckpt_chunk){.lo = ckpt_arena_memdup(arena, lo, (size_t)rank * sizeof *lo),
+                                  .len = ckpt_arena_memdup(arena, len, (size_t)rank * sizeof *len)};
 }
 
 static uint8_t *memory;
@@ -225,14 +224,14 @@ static void trial(uint64_t seed)
     random_view(&target, f, n);
     ckpt_chunk *chunks = ckpt_arena_array(&arena, 64, sizeof *chunks);
     int64_t zero[CKPT_MAX_RANK] = {0};
-    ckpt_tensor t = {.name = "t", .dims = source.dims, .chunks = chunks, .dtype = dtype,
-                     .rank = source.rank};
+    ckpt_tensor t = {
+        .name = "t", .dims = source.dims, .chunks = chunks, .dtype = dtype, .rank = source.rank};
     random_tiling(source.rank, zero, source.dims, chunks, &t.n_chunks, &arena);
     store_chunks(&source, chunks, t.n_chunks, elem, &arena);
     qsort(chunks, t.n_chunks, sizeof *chunks, chunk_order);
     ckpt_file file = {.name = "f", .path = "f", .size = MAX_BYTES, .fd = -1};
-    ckpt_source src = {.files = &file, .n_files = 1, .tensors = &t, .n_tensors = 1,
-                       .read_at = read_memory};
+    ckpt_source src = {
+        .files = &file, .n_files = 1, .tensors = &t, .n_tensors = 1, .read_at = read_memory};
     ckpt_canon c = {.name = "c", .dtype = dtype, .map = source.map};
 
     int64_t lo[CKPT_MAX_RANK], len[CKPT_MAX_RANK], numel = 1, volume;
@@ -276,12 +275,18 @@ END_TEST
 START_TEST(gather_views_without_common_factors_are_refused)
 {
     int64_t dims = 6, lo = 0;
-    ckpt_axis a[2] = {{.size = 2, .len = 2}, {.size = 3, .len = 3}};
-    ckpt_axis c[2] = {{.size = 5, .lo = 1, .len = 3}, {.size = 3, .len = 2}};
+    ckpt_axis a[2] = {
+        {.size = 2, .len = 2},
+        {.size = 3, .len = 3}
+    };
+    ckpt_axis c[2] = {
+        {.size = 5, .lo = 1, .len = 3},
+        {.size = 3,         .len = 2       }
+    };
     ckpt_map ma = {a, 2}, mc = {c, 2};
     ckpt_chunk chunk = {.lo = &lo, .len = &dims};
-    ckpt_tensor t = {.name = "t", .dims = &dims, .chunks = &chunk, .n_chunks = 1,
-                     .dtype = CKPT_U8, .rank = 1};
+    ckpt_tensor t = {
+        .name = "t", .dims = &dims, .chunks = &chunk, .n_chunks = 1, .dtype = CKPT_U8, .rank = 1};
     ckpt_source src = {.tensors = &t, .n_tensors = 1};
     ckpt_canon canon = {.dtype = CKPT_U8, .map = ma};
     ckpt_arena arena = {0};

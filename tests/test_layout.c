@@ -54,19 +54,19 @@ START_TEST(pattern_indices_match_and_format)
         const char *pattern, *name;
         int64_t l, e; /* l = -2: no match */
     } rows[] = {
-        {"a.weight",            "a.weight",         -1, -1},
-        {"layers.{l}.w",        "layers.12.w",      12, -1},
-        {"layers.{l}.w",        "layers.012.w",     -2, -1},
-        {"layers.{l}.w",        "layers..w",        -2, -1},
-        {"layers.{l}.w",        "layers.-1.w",      -2, -1},
-        {"layers.{l}.w",        "layers.1.wx",      -2, -1},
-        {"layers.{l}.w",        "layers.9999999999.w", -2, -1},
-        {"blocks.{2l+1}.x",     "blocks.7.x",       3,  -1},
-        {"blocks.{2l+1}.x",     "blocks.6.x",       -2, -1},
-        {"blocks.{2l}.x",       "blocks.6.x",       3,  -1},
-        {"l.{l}.e.{e}.up",      "l.3.e.41.up",      3,  41},
-        {"l.{l}.again.{l}",     "l.3.again.4",      -2, -1},
-        {"l.{l}.again.{l}",     "l.3.again.3",      3,  -1},
+        {"a.weight",        "a.weight",            -1, -1},
+        {"layers.{l}.w",    "layers.12.w",         12, -1},
+        {"layers.{l}.w",    "layers.012.w",        -2, -1},
+        {"layers.{l}.w",    "layers..w",           -2, -1},
+        {"layers.{l}.w",    "layers.-1.w",         -2, -1},
+        {"layers.{l}.w",    "layers.1.wx",         -2, -1},
+        {"layers.{l}.w",    "layers.9999999999.w", -2, -1},
+        {"blocks.{2l+1}.x", "blocks.7.x",          3,  -1},
+        {"blocks.{2l+1}.x", "blocks.6.x",          -2, -1},
+        {"blocks.{2l}.x",   "blocks.6.x",          3,  -1},
+        {"l.{l}.e.{e}.up",  "l.3.e.41.up",         3,  41},
+        {"l.{l}.again.{l}", "l.3.again.4",         -2, -1},
+        {"l.{l}.again.{l}", "l.3.again.3",         3,  -1},
     };
     ckpt_arena arena = {0};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -99,14 +99,14 @@ START_TEST(view_written_has_the_expected_shape_and_box)
         int axis; /* the axis to look at */
         int64_t lo, len;
     } rows[] = {
-        {"F | H",                        2, {6, 5},     0, 0, 6 },
-        {"2=1@unit F@tp | H",            2, {12, 5},    0, 1, 1 },
-        {"E=e@ep | 2=0@unit F@etp | H",  3, {4, 12, 5}, 0, 3, 1 },
-        {"V<16@tp | H",                  2, {16, 5},    0, 0, 10},
-        {"V<VP@tp | H",                  2, {10, 5},    0, 0, 10},
-        {"G R+2[0:R] D | H",             2, {20, 5},    1, 0, 3 },
-        {"G R+2[R:R+1] D | H",           2, {20, 5},    1, 3, 1 },
-        {"1 | 1 | G | 1",                4, {1, 1, 2, 1}, 2, 0, 2},
+        {"F | H",                       2, {6, 5},       0, 0, 6 },
+        {"2=1@unit F@tp | H",           2, {12, 5},      0, 1, 1 },
+        {"E=e@ep | 2=0@unit F@etp | H", 3, {4, 12, 5},   0, 3, 1 },
+        {"V<16@tp | H",                 2, {16, 5},      0, 0, 10},
+        {"V<VP@tp | H",                 2, {10, 5},      0, 0, 10},
+        {"G R+2[0:R] D | H",            2, {20, 5},      1, 0, 3 },
+        {"G R+2[R:R+1] D | H",          2, {20, 5},      1, 3, 1 },
+        {"1 | 1 | G | 1",               4, {1, 1, 2, 1}, 2, 0, 2 },
     };
     ckpt_arena arena = {0};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -154,9 +154,9 @@ END_TEST
 
 START_TEST(view_that_does_not_parse_is_refused)
 {
-    static const char *const bad[] = {"",       "|",      "F |",      "F | | H", "F@xx",
-                                      "F[0:2",  "F[:2]",  "F[0]",     "F=",      "F<",
-                                      "@tp F",  "F @ep",  "F=9 | H",  "F[4:2]",  "F[0:99]"};
+    static const char *const bad[] = {"",      "|",     "F |",     "F | | H", "F@xx",
+                                      "F[0:2", "F[:2]", "F[0]",    "F=",      "F<",
+                                      "@tp F", "F @ep", "F=9 | H", "F[4:2]",  "F[0:99]"};
     ckpt_arena arena = {0};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         ckpt_symtab t = symbols();
@@ -190,19 +190,19 @@ typedef struct cut_row {
 START_TEST(cut_chunks_lie_where_megatron_puts_them)
 {
     static const cut_row rows[] = {
-        {"F@tp | H",                     2, 1, 0, 2,  1, {3, 0},    {3, 5},    1},
-        {"H | F@tp",                     3, 1, 0, 3,  2, {0, 4},    {5, 2},    2},
-        {"F | H",                        2, 1, 0, 1,  0, {0, 0},    {6, 5},    0},
-        {"2=0@unit F@tp | H",            2, 1, 0, 4,  2, {6, 0},    {3, 5},    0},
-        {"2=0@unit F@tp | H",            2, 1, 0, 4,  3, {9, 0},    {3, 5},    1},
-        {"E=e@ep | 2=0@unit F@etp | H",  2, 2, 0, 16, 15, {3, 9, 0}, {1, 3, 5}, 3},
-        {"E=e@ep | 2=0@unit F@etp | H",  1, 4, 1, 8,  5, {2, 6, 0}, {1, 6, 5}, 2},
-        {"E=e@ep | H | F@etp",           2, 2, 1, 4,  3, {3, 0, 0}, {1, 5, 6}, 1},
-        {"G R+2[0:R] D @tp | H",         4, 1, 0, 4,  1, {5, 0},    {5, 5},    1},
-        {"G@tp R+2[0:R] D | H",          2, 1, 0, 2,  1, {10, 0},   {10, 5},   1},
-        {"G@head D | H",                 2, 1, 0, 2,  1, {2, 0},    {2, 5},    1},
-        {"G@head D | H",                 4, 1, 0, 4,  3, {3, 0},    {1, 5},    3},
-        {"G@head | H",                   4, 1, 0, 1,  0, {0, 0},    {2, 5},    0},
+        {"F@tp | H",                    2, 1, 0, 2,  1,  {3, 0},    {3, 5},    1},
+        {"H | F@tp",                    3, 1, 0, 3,  2,  {0, 4},    {5, 2},    2},
+        {"F | H",                       2, 1, 0, 1,  0,  {0, 0},    {6, 5},    0},
+        {"2=0@unit F@tp | H",           2, 1, 0, 4,  2,  {6, 0},    {3, 5},    0},
+        {"2=0@unit F@tp | H",           2, 1, 0, 4,  3,  {9, 0},    {3, 5},    1},
+        {"E=e@ep | 2=0@unit F@etp | H", 2, 2, 0, 16, 15, {3, 9, 0}, {1, 3, 5}, 3},
+        {"E=e@ep | 2=0@unit F@etp | H", 1, 4, 1, 8,  5,  {2, 6, 0}, {1, 6, 5}, 2},
+        {"E=e@ep | H | F@etp",          2, 2, 1, 4,  3,  {3, 0, 0}, {1, 5, 6}, 1},
+        {"G R+2[0:R] D @tp | H",        4, 1, 0, 4,  1,  {5, 0},    {5, 5},    1},
+        {"G@tp R+2[0:R] D | H",         2, 1, 0, 2,  1,  {10, 0},   {10, 5},   1},
+        {"G@head D | H",                2, 1, 0, 2,  1,  {2, 0},    {2, 5},    1},
+        {"G@head D | H",                4, 1, 0, 4,  3,  {3, 0},    {1, 5},    3},
+        {"G@head | H",                  4, 1, 0, 1,  0,  {0, 0},    {2, 5},    0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const cut_row *r = &rows[i];
@@ -214,8 +214,8 @@ START_TEST(cut_chunks_lie_where_megatron_puts_them)
         size_t n;
         ckpt_mesh m = mesh(r->tp, 1, r->ep, r->etp);
         ck_assert_int_eq(build(r->view, 0, 0, NULL, &t, &arena, &out, &err), CKPT_OK);
-        ckpt_status status = ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks,
-                                            &n, NULL, &err);
+        ckpt_status status =
+            ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks, &n, NULL, &err);
         ck_assert_msg(status == CKPT_OK, "%s: %s", r->view, err.text);
         ck_assert_msg((int)n == r->n, "%s: %zu chunks", r->view, n);
         for (int d = 0; d < out.rank; d++) {
@@ -237,12 +237,12 @@ START_TEST(cut_indivisible_sizes_name_the_size_and_the_group)
         int tp, ep, etp;
         const char *text;
     } rows[] = {
-        {"F@tp | H",                    4, 1, 0, "gate/up dim 6 is not divisible by TP 4"},
-        {"2=0@unit F@tp | H",           5, 1, 0, "gate/up dim 6 is not divisible by TP 5"},
-        {"E=e@ep | H",                  1, 3, 0, "experts 4 is not divisible by EP 3"    },
-        {"E=e@ep | H | F@etp",          1, 1, 4, "gate/up dim 6 is not divisible by ETP 4"},
-        {"G R+2[0:R] D @tp | H",        3, 1, 0, "G 20 is not divisible by TP 3"         },
-        {"G@head D | H",                3, 1, 0, "G 2 is not divisible by TP 3"          },
+        {"F@tp | H",             4, 1, 0, "gate/up dim 6 is not divisible by TP 4" },
+        {"2=0@unit F@tp | H",    5, 1, 0, "gate/up dim 6 is not divisible by TP 5" },
+        {"E=e@ep | H",           1, 3, 0, "experts 4 is not divisible by EP 3"     },
+        {"E=e@ep | H | F@etp",   1, 1, 4, "gate/up dim 6 is not divisible by ETP 4"},
+        {"G R+2[0:R] D @tp | H", 3, 1, 0, "G 20 is not divisible by TP 3"          },
+        {"G@head D | H",         3, 1, 0, "G 2 is not divisible by TP 3"           },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         ckpt_arena arena = {0};
@@ -253,11 +253,44 @@ START_TEST(cut_indivisible_sizes_name_the_size_and_the_group)
         size_t n;
         ckpt_mesh m = mesh(rows[i].tp, 1, rows[i].ep, rows[i].etp);
         ck_assert_int_eq(build(rows[i].view, 0, 0, NULL, &t, &arena, &out, &err), CKPT_OK);
-        ck_assert_int_eq(ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks, &n,
-                                        NULL, &err),
-                         CKPT_E_USAGE);
+        ck_assert_int_eq(
+            ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks, &n, NULL, &err),
+            CKPT_E_USAGE);
         ck_assert_str_eq(err.text, rows[i].text);
         ckpt_arena_free(&arena);
+    }
+}
+END_TEST
+
+/* A rank of fused in_proj holds its part of every section, not a contiguous part of the whole: of
+ * sections Q K V Z B A (4 4 4 4 2 2 rows) at TP 2, rank 0 has these rows. */
+START_TEST(cut_sections_give_each_rank_its_part_of_every_section)
+{
+    static const int sizes[] = {4, 4, 4, 4, 2, 2};
+    static const int want[2][10] = {
+        {0, 1, 4, 5, 8,  9,  12, 13, 16, 18},
+        {2, 3, 6, 7, 10, 11, 14, 15, 17, 19}
+    };
+    ckpt_mesh m = mesh(2, 1, 1, 0);
+    for (int rank = 0; rank < 2; rank++) {
+        int row = 0, n = 0;
+        for (int s = 0; s < 6; s++) {
+            ckpt_arena arena = {0};
+            ckpt_symtab t = {0};
+            ckpt_view_out out;
+            ckpt_out_chunk *chunks;
+            size_t n_chunks;
+            int64_t dims[] = {sizes[s], 8};
+            ck_assert_int_eq(build("X@tp | H", -1, 2, dims, &t, &arena, &out, NULL), CKPT_OK);
+            ck_assert_int_eq(
+                ckpt_shard_cut(&m, 0, 2, dims, &out.map, &arena, &chunks, &n_chunks, NULL, NULL),
+                CKPT_OK);
+            for (int64_t i = 0; i < chunks[rank].len[0]; i++)
+                ck_assert_int_eq(row + chunks[rank].lo[0] + i, want[rank][n++]);
+            row += sizes[s];
+            ckpt_arena_free(&arena);
+        }
+        ck_assert_int_eq(n, 10);
     }
 }
 END_TEST
@@ -267,11 +300,11 @@ START_TEST(mesh_ranks_and_stages_count_as_megatron_counts)
     static const struct {
         int tp, pp, ep, etp, world;
     } rows[] = {
-        {1, 1, 1, 0, 1},
-        {2, 1, 2, 0, 4},
-        {2, 2, 1, 0, 4},
-        {4, 1, 2, 1, 4},
-        {2, 1, 3, 1, 6},
+        {1, 1, 1, 0, 1 },
+        {2, 1, 2, 0, 4 },
+        {2, 2, 1, 0, 4 },
+        {4, 1, 2, 1, 4 },
+        {2, 1, 3, 1, 6 },
         {2, 3, 4, 2, 24},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -327,6 +360,7 @@ Suite *suite_layout(void)
     tcase_add_test(c, view_that_does_not_parse_is_refused);
     tcase_add_test(c, cut_chunks_lie_where_megatron_puts_them);
     tcase_add_test(c, cut_indivisible_sizes_name_the_size_and_the_group);
+    tcase_add_test(c, cut_sections_give_each_rank_its_part_of_every_section);
     tcase_add_test(c, mesh_ranks_and_stages_count_as_megatron_counts);
     tcase_add_test(c, sequence_cuts_cover_every_token_once);
     suite_add_tcase(s, c);

@@ -30,8 +30,12 @@ static void add(fake *f, const char *name, int rank, int64_t a, int64_t b, int64
     f->dims[i][1] = b;
     f->dims[i][2] = c;
     f->chunks[i] = (ckpt_chunk){.lo = zeros, .len = f->dims[i]};
-    f->tensors[i] = (ckpt_tensor){.name = f->names[i], .dims = f->dims[i], .rank = rank,
-                                  .dtype = CKPT_F32, .chunks = &f->chunks[i], .n_chunks = 1};
+    f->tensors[i] = (ckpt_tensor){.name = f->names[i],
+                                  .dims = f->dims[i],
+                                  .rank = rank,
+                                  .dtype = CKPT_F32,
+                                  .chunks = &f->chunks[i],
+                                  .n_chunks = 1};
 }
 
 static void add_layer(fake *f, int l, const char *name, int rank, int64_t a, int64_t b, int64_t c)
@@ -126,34 +130,36 @@ START_TEST(bind_whole_model_recognises_every_tensor)
 END_TEST
 
 typedef struct defect {
-    const char *name;      /* tensor to touch */
-    const char *change;    /* "drop", "rename:NEW", "add:NEW", "dim0:N" */
+    const char *name;   /* tensor to touch */
+    const char *change; /* "drop", "rename:NEW", "add:NEW", "dim0:N" */
     ckpt_status status;
     const char *text; /* part of the message */
 } defect;
 
 static const defect defects[] = {
-    {"decoder.layers.1.mlp.linear_fc2.weight", "drop", CKPT_E_FORMAT,
-     "missing tensor blocks.1.mlp.down.weight"},
-    {"decoder.layers.0.self_attention.A_log", "drop", CKPT_E_FORMAT,
-     "missing tensor blocks.0.kda.A_log"},
-    {"decoder.layers.0.self_attention.in_proj.weight.g", "drop", CKPT_E_FORMAT,
-     "missing tensor blocks.0.kda.f.weight"},
-    {"decoder.final_norm.weight", "drop", CKPT_E_FORMAT, "missing tensor final_norm.weight"},
-    {"decoder.layers.2.self_attention.linear_proj.weight", "rename:decoder.layers.2.mlp.linear_fc2.weight",
-     CKPT_E_FORMAT, "does not belong with the other tensors of its layer"},
-    {"decoder.final_norm.weight", "add:decoder.layers.0.self_attention.bogus", CKPT_E_UNSUPPORTED,
+    {"decoder.layers.1.mlp.linear_fc2.weight",                 "drop",                                        CKPT_E_FORMAT,
+     "missing tensor blocks.1.mlp.down.weight"                                                                                                                      },
+    {"decoder.layers.0.self_attention.A_log",                  "drop",                                        CKPT_E_FORMAT,
+     "missing tensor blocks.0.kda.A_log"                                                                                                                            },
+    {"decoder.layers.0.self_attention.in_proj.weight.g",       "drop",                                        CKPT_E_FORMAT,
+     "missing tensor blocks.0.kda.f.weight"                                                                                                                         },
+    {"decoder.final_norm.weight",                              "drop",                                        CKPT_E_FORMAT,      "missing tensor final_norm.weight"},
+    {"decoder.layers.2.self_attention.linear_proj.weight",
+     "rename:decoder.layers.2.mlp.linear_fc2.weight",                                                         CKPT_E_FORMAT,
+     "does not belong with the other tensors of its layer"                                                                                                          },
+    {"decoder.final_norm.weight",                              "add:decoder.layers.0.self_attention.bogus",   CKPT_E_UNSUPPORTED,
      "1 tensor not in this model (layout megatron:hybrid): 'decoder.layers.0.self_attention.bogus' "
-     "(nearest known: decoder.layers.{l}.self_attention."},
-    {"decoder.final_norm.weight", "add:decoder.layers.2.self_attention.linear_kv_up_proj.layer_norm_weight",
-     CKPT_E_FORMAT, "blocks.2.mla.kv_a_norm.weight"},
-    {"decoder.final_norm.weight", "add:decoder.layers.7.input_layernorm.weight", CKPT_E_FORMAT,
-     "block"},
-    {"decoder.layers.1.mlp.linear_fc1.weight", "dim0:47", CKPT_E_FORMAT, "linear_fc1.weight"},
-    {"decoder.layers.0.self_attention.in_proj.weight.key", "dim0:30", CKPT_E_FORMAT,
-     "in_proj.weight.key"},
-    {"decoder.layers.3.mlp.experts.experts.linear_fc2.weight", "dim0:3", CKPT_E_FORMAT,
-     "linear_fc2.weight"},
+     "(nearest known: decoder.layers.{l}.self_attention."                                                                                                           },
+    {"decoder.final_norm.weight",
+     "add:decoder.layers.2.self_attention.linear_kv_up_proj.layer_norm_weight",                               CKPT_E_FORMAT,
+     "blocks.2.mla.kv_a_norm.weight"                                                                                                                                },
+    {"decoder.final_norm.weight",                              "add:decoder.layers.7.input_layernorm.weight", CKPT_E_FORMAT,
+     "block"                                                                                                                                                        },
+    {"decoder.layers.1.mlp.linear_fc1.weight",                 "dim0:47",                                     CKPT_E_FORMAT,      "linear_fc1.weight"               },
+    {"decoder.layers.0.self_attention.in_proj.weight.key",     "dim0:30",                                     CKPT_E_FORMAT,
+     "in_proj.weight.key"                                                                                                                                           },
+    {"decoder.layers.3.mlp.experts.experts.linear_fc2.weight", "dim0:3",                                      CKPT_E_FORMAT,
+     "linear_fc2.weight"                                                                                                                                            },
 };
 
 START_TEST(bind_defect_is_refused_by_name)
@@ -211,8 +217,7 @@ START_TEST(bind_lenient_turns_defects_into_notes)
     ckpt_model_opts opts = {.lenient = true};
     add_model(f);
     add(f, "something.else", 1, 3, 0, 0);
-    f->tensors[find(f, "decoder.layers.0.self_attention.A_log")] =
-        f->tensors[--f->src.n_tensors];
+    f->tensors[find(f, "decoder.layers.0.self_attention.A_log")] = f->tensors[--f->src.n_tensors];
     ck_assert_msg(bind(f, &m, &opts, &err) == CKPT_OK, "%s", err.text);
     bool found = false;
     for (size_t i = 0; i < m.n_notes; i++)

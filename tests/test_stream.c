@@ -56,8 +56,11 @@ static const ckpt_layout *layout_of(const char *group)
 
 static ckpt_convert_opts options(const char *container, const char *group, int tp, int ep)
 {
-    ckpt_convert_opts o = {.container = ckpt_container_find(container), .layout = layout_of(group),
-                           .mesh = {tp, 1, ep, 0, 1, 1}};
+    ckpt_convert_opts o = {
+        .container = ckpt_container_find(container),
+        .layout = layout_of(group),
+        .mesh = {tp, 1, ep, 0, 1, 1}
+    };
     ck_assert_ptr_nonnull(o.container);
     ck_assert_int_eq(ckpt_mesh_resolve(&o.mesh, NULL), CKPT_OK);
     o.sharded = strcmp(container, "torch_dist") == 0;
@@ -99,10 +102,12 @@ static const ckpt_stream_opts plain_stream = {.threads = 2, .memory = (uint64_t)
 
 START_TEST(convert_bytes_do_not_depend_on_threads_or_memory)
 {
-    static const ckpt_stream_opts ways[] = {{.threads = 1, .memory = (uint64_t)1 << 30},
-                                            {.threads = 2, .memory = (uint64_t)8 << 20},
-                                            {.threads = 7, .memory = (uint64_t)64 << 20},
-                                            {.threads = 3, .memory = (uint64_t)1 << 19}};
+    static const ckpt_stream_opts ways[] = {
+        {.threads = 1, .memory = (uint64_t)1 << 30 },
+        {.threads = 2, .memory = (uint64_t)8 << 20 },
+        {.threads = 7, .memory = (uint64_t)64 << 20},
+        {.threads = 3, .memory = (uint64_t)1 << 19 }
+    };
     ckpt_convert_opts o = options("torch_dist", "megatron", 2, 2);
     uint8_t first[32 * 32], again[32 * 32], root[32], root2[32];
     make_base();
@@ -131,8 +136,8 @@ START_TEST(convert_digests_say_what_the_files_hold)
     ckpt_convert_opts o = options("torch_dist", "megatron", 2, 1);
     open_model(&src, KIMI); /* 320 rows become 512: padding belongs to `rest` */
     ck_assert_msg(ckpt_plan_convert(&plan, &src.model, &o, &err) == CKPT_OK, "%s", err.text);
-    ck_assert_int_eq(
-        ckpt_stream_convert(&plan, base, &plain_stream, &arena, &result, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_stream_convert(&plan, base, &plain_stream, &arena, &result, &err),
+                     CKPT_OK);
     open_model(&out, base);
     ckpt_tensor_hash *hashes = calloc(out.model.n_tensors, sizeof *hashes);
     ckpt_file_hash *files = calloc(out.src.n_files, sizeof *files);
@@ -173,8 +178,8 @@ static float element(const opened *o, const char *name, int64_t i)
     ck_assert_msg(t >= 0, "%s", name);
     ckpt_dtype dtype = o->model.tensors[t].dtype;
     size_t size = (size_t)ckpt_dtype_get(dtype)->bits / 8;
-    ck_assert_int_eq(
-        ckpt_model_read(&o->model, (size_t)t, (uint64_t)i * size, size, raw, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_model_read(&o->model, (size_t)t, (uint64_t)i * size, size, raw, &err),
+                     CKPT_OK);
     return (float)ckpt_dtype_load(dtype, raw, 0);
 }
 
@@ -249,13 +254,13 @@ typedef struct refusal {
 } refusal;
 
 static const refusal refusals[] = {
-    {FLA, "megatron", 1, 1, 0, CKPT_E_UNSUPPORTED, "'model.layers.0.attn.g_proj.1.bias'"},
-    {LEGACY, "hf", 1, 1, 0, CKPT_E_UNSUPPORTED, "configuration"},
-    {KIMI, "megatron", 3, 1, 0, CKPT_E_USAGE, "is not divisible by TP 3"},
-    {KIMI, "megatron", 1, 3, 0, CKPT_E_USAGE, "experts 8 is not divisible by EP 3"},
-    {KIMI, "megatron", 1, 1, 1, CKPT_E_UNSUPPORTED, "--approximate permits it"},
-    {LEGACY, "megatron", 1, 1, 2, CKPT_E_UNSUPPORTED, "needs a truncated SVD"},
-    {KIMI, "megatron", 1, 1, 3, CKPT_E_UNSUPPORTED, "has rank 32"},
+    {FLA,    "megatron", 1, 1, 0, CKPT_E_UNSUPPORTED, "'model.layers.0.attn.g_proj.1.bias'"},
+    {LEGACY, "hf",       1, 1, 0, CKPT_E_UNSUPPORTED, "configuration"                      },
+    {KIMI,   "megatron", 3, 1, 0, CKPT_E_USAGE,       "is not divisible by TP 3"           },
+    {KIMI,   "megatron", 1, 3, 0, CKPT_E_USAGE,       "experts 8 is not divisible by EP 3" },
+    {KIMI,   "megatron", 1, 1, 1, CKPT_E_UNSUPPORTED, "--approximate permits it"           },
+    {LEGACY, "megatron", 1, 1, 2, CKPT_E_UNSUPPORTED, "needs a truncated SVD"              },
+    {KIMI,   "megatron", 1, 1, 3, CKPT_E_UNSUPPORTED, "has rank 32"                        },
 };
 
 START_TEST(convert_what_cannot_be_said_is_refused_by_name)
@@ -313,6 +318,52 @@ START_TEST(convert_nonzero_padding_is_reported)
 }
 END_TEST
 
+/* The fixture with another vocabulary; only shapes matter to a plan. */
+START_TEST(convert_vocabulary_pads_by_megatrons_rule)
+{
+    static const struct {
+        int64_t vocab;
+        int tp;
+        int64_t padded;
+    } rows[] = {
+        {65535, 2, 65536},
+        {32008, 2, 32256},
+        {320,   1, 384  },
+        {320,   8, 1024 }
+    };
+    static const char *const names[] = {"model.embed_tokens.weight", "lm_head.weight"};
+    int64_t dims[2] = {rows[_i].vocab, 64};
+    opened o;
+    ckpt_plan plan;
+    ckpt_err err = {0};
+    ckpt_open_opts open_opts = {.iteration = -1};
+    ck_assert_int_eq(ckpt_source_open(&o.src, KIMI, &open_opts, &err), CKPT_OK);
+    for (int i = 0; i < 2; i++) {
+        ckpt_tensor *t = &o.src.tensors[ckpt_source_find(&o.src, names[i])];
+        t->dims = t->chunks[0].len = dims;
+    }
+    ck_assert(ckpt_json_set(o.src.config, "vocab_size", ckpt_json_new_int(rows[_i].vocab)));
+    ck_assert_msg(ckpt_model_bind(&o.model, &o.src, NULL, &err) == CKPT_OK, "%s", err.text);
+    ckpt_convert_opts opts = options("torch_dist", "megatron", rows[_i].tp, 1);
+    ck_assert_msg(ckpt_plan_convert(&plan, &o.model, &opts, &err) == CKPT_OK, "%s", err.text);
+    int seen = 0;
+    for (size_t i = 0; i < plan.out.n_tensors; i++) {
+        const ckpt_out_tensor *t = &plan.out.tensors[i];
+        if (strcmp(t->name, "embedding.word_embeddings.weight") != 0 &&
+            strcmp(t->name, "output_layer.weight") != 0)
+            continue;
+        ck_assert_int_eq(t->dims[0], rows[_i].padded);
+        ck_assert_uint_eq(t->n_chunks, (size_t)rows[_i].tp);
+        seen++;
+    }
+    ck_assert_int_eq(seen, 2);
+    int64_t embed = ckpt_model_find(&o.model, "embed.weight");
+    ck_assert_int_eq(o.model.tensors[embed].dims[0], rows[_i].vocab);
+    ckpt_plan_release(&plan);
+    close_model(&o);
+}
+END_TEST
+
 START_TEST(convert_interrupted_says_so)
 {
     opened o;
@@ -347,6 +398,7 @@ Suite *suite_stream(void)
     tcase_add_loop_test(c, convert_what_cannot_be_said_is_refused_by_name, 0,
                         (int)(sizeof refusals / sizeof refusals[0]));
     tcase_add_test(c, convert_nonzero_padding_is_reported);
+    tcase_add_loop_test(c, convert_vocabulary_pads_by_megatrons_rule, 0, 4);
     tcase_add_test(c, convert_interrupted_says_so);
     suite_add_tcase(s, c);
     return s;
