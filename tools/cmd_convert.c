@@ -511,13 +511,12 @@ static void print_summary(conversion *c)
     ckpt_arena *arena = &c->tool->arena;
     bool equal = memcmp(c->result.root, c->result.source_root, CKPT_SHA256_LEN) == 0;
     ckpt_hex(c->result.root, root);
-    printf("%s tensors, %zu files, %s in %.2f s, root %s, %s%s%s\n",
+    printf("%s tensors, %zu files, %s in %.2f s, root %s, %s%s%s%s\n",
            ckpt_count(arena, c->plan.n_results), c->plan.sink.n_files,
            ckpt_human(arena, c->result.bytes), c->seconds, root,
            ckpt_paint_on(c->tool->color, equal ? CKPT_GREEN : CKPT_YELLOW),
-           equal ? "root equals source" : "root differs: ", equal ? "" : why_root_differs(c));
-    if (c->tool->color)
-        printf("%s", ckpt_paint_off(true));
+           equal ? "root equals source" : "root differs: ", equal ? "" : why_root_differs(c),
+           ckpt_paint_off(c->tool->color));
 }
 
 static void write_json(conversion *c)
