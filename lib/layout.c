@@ -244,6 +244,22 @@ static size_t span_until(const char *p, size_t n, const char *stop)
     return i;
 }
 
+/* Words joined by single + or *. */
+static bool expr_parses(const char *p, size_t n)
+{
+    for (size_t i = 0;;) {
+        size_t word = word_len(p + i, n - i);
+        if (word == 0)
+            return false;
+        i += word;
+        if (i == n)
+            return true;
+        if (p[i] != '+' && p[i] != '*')
+            return false;
+        i++;
+    }
+}
+
 /* Parse one blank-free token into a factor. */
 static bool parse_factor(const char *p, size_t n, factor *f)
 {
@@ -254,8 +270,10 @@ static bool parse_factor(const char *p, size_t n, factor *f)
     f->size = p;
     f->size_n = span_until(p, n, "=[<");
     size_t i = f->size_n;
+    if (!expr_parses(p, i))
+        return false;
     if (i == n)
-        return n > 0;
+        return true;
     f->a = p + i + 1;
     if (p[i] == '[') {
         f->kind = FACTOR_RANGE;
@@ -266,11 +284,11 @@ static bool parse_factor(const char *p, size_t n, factor *f)
             return false;
         f->b = f->a + f->a_n + 1;
         f->b_n = (size_t)(p + n - 1 - f->b);
-        return f->a_n > 0 && f->b_n > 0;
+        return expr_parses(f->a, f->a_n) && expr_parses(f->b, f->b_n);
     }
     f->kind = p[i] == '=' ? FACTOR_INDEX : FACTOR_PAD;
     f->a_n = n - i - 1;
-    return f->a_n > 0;
+    return expr_parses(f->a, f->a_n);
 }
 
 static bool parse_view(const char *view, parsed_view *out)

@@ -187,6 +187,8 @@ ckpt_status ckpt_bind_finish(ckpt_binder *b, const char *pattern, ckpt_err *err)
     if (ckpt_sym_get(&m->syms, "V", 1) == 0 && embed >= 0)
         (void)ckpt_sym_set(&m->syms, "V", m->tensors[embed].dims[0]);
     bool tied = ckpt_model_find(m, "head.weight") < 0;
+    if (b->layout->config_read == NULL && b->n_blocks == 0)
+        return CKPT_OK; /* a user's table for something that is no stack of blocks */
     CKPT_CHECK(ckpt_config_complete(m->config, &m->syms, pattern, tied, err));
     if (!b->opts->lenient)
         CKPT_TRY(ckpt_config_check(m->config, err), "configuration");

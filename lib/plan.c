@@ -353,8 +353,9 @@ static ckpt_status carry_objects(ckpt_planner *p, ckpt_err *err)
     if (!carry) {
         if (src->n_objects == 0)
             return CKPT_OK;
-        return DROPPED(p, err, "%zu objects of the source (%s%s) have no place in the target",
-                       src->n_objects, src->objects[0].name, src->n_objects > 1 ? ", …" : "");
+        return DROPPED(p, err, "%zu object%s of the source (%s%s): no place in the target",
+                       src->n_objects, src->n_objects == 1 ? "" : "s", src->objects[0].name,
+                       src->n_objects > 1 ? ", …" : "");
     }
     plan->out.objects = ckpt_arena_array(&plan->arena, src->n_objects, sizeof *plan->out.objects);
     if (plan->out.objects == NULL)

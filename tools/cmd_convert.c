@@ -280,7 +280,12 @@ static void choose_values(conversion *c)
     const convert_opts *o = c->o;
     ckpt_convert_opts *p = &c->plan_opts;
     p->layout = c->layout == c->model.layout ? NULL : c->layout;
-    p->tags = norms[o->norms];
+    /* what the user says goes first: the first word on a group decides */
+    const char *group = c->layout != NULL ? c->layout->group : "";
+    const char *carried = ckpt_foreign_tags(c->has_old ? &c->old : NULL, group);
+    p->tags = norms[o->norms] == NULL || carried == NULL
+                  ? (norms[o->norms] != NULL ? norms[o->norms] : carried)
+                  : ckpt_arena_printf(&c->tool->arena, "%s,%s", norms[o->norms], carried);
     p->include = o->include.items;
     p->n_include = o->include.n;
     p->exclude = o->exclude.items;
@@ -297,7 +302,6 @@ static void choose_values(conversion *c)
     p->fold_g = o->g_rank < 0;
     p->f_rank = o->f_rank > 0 ? o->f_rank : 0;
     p->g_rank = o->g_rank > 0 ? o->g_rank : 0;
-    const char *group = c->layout != NULL ? c->layout->group : "";
     p->foreign_config = ckpt_foreign_config(c->has_old ? &c->old : NULL, group);
     if (p->foreign_config == NULL && c->model.layout != NULL &&
         strcmp(c->model.layout->group, group) == 0)
@@ -313,13 +317,15 @@ static ckpt_status rewrite_common(void *self, ckpt_plan *plan, ckpt_err *err)
     if (out->config_kind != CKPT_CONFIG_MEGATRON || c->src.common == NULL ||
         c->src.container != c->container)
         return CKPT_OK;
-    ckpt_status status = ckpt_dcp_common_with_args(&c->src, plan->config, &c->common, err);
-    if (status != CKPT_OK)
-        return status;
     ckpt_out_object *at = NULL;
     for (size_t i = 0; i < out->n_objects && at == NULL; i++)
         if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
             at = &out->objects[i];
+    if (at != NULL && ckpt_json_equal(plan->config, c->src.config))
+        return CKPT_OK; /* carried byte for byte */
+    ckpt_status status = ckpt_dcp_common_with_args(&c->src, plan->config, &c->common, err);
+    if (status != CKPT_OK)
+        return status;
     if (at == NULL) {
         ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
         if (grown == NULL)
@@ -364,6 +370,7 @@ static void report_plan(conversion *c)
     report_lines(c, "dropped", c->plan.dropped, c->plan.n_dropped);
     report_lines(c, "not cast", c->plan.not_cast, c->plan.n_not_cast);
     report_lines(c, "lossy", c->plan.lossy, c->plan.n_lossy);
+    report_lines(c, "warning", c->plan.warnings, c->plan.n_warnings);
     report_lines(c, "note", c->model.notes, c->model.n_notes);
 }
 
@@ -400,7 +407,7 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     m->container = c->container->name;
     m->mesh = c->plan_opts.mesh;
     m->created = ckpt_manifest_created(&c->src, &m->arena);
-    CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->src, from_group,
+    CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->model, from_group,
                                   c->plan_opts.single_file ? NULL : to_group, err));
 done:
     return status;
@@ -529,6 +536,7 @@ static void write_json(conversion *c)
     ckpt_tool_json_mesh(w, &c->plan_opts.mesh);
     ckpt_jw_u64(w, "tensors", c->plan.n_results);
     ckpt_jw_lines(w, "lossy", c->plan.lossy, c->plan.n_lossy);
+    ckpt_jw_lines(w, "warnings", c->plan.warnings, c->plan.n_warnings);
     ckpt_jw_lines(w, "dropped", c->plan.dropped, c->plan.n_dropped);
     ckpt_jw_lines(w, "not_cast", c->plan.not_cast, c->plan.n_not_cast);
     ckpt_jw_lines(w, "notes", c->model.notes, c->model.n_notes);

@@ -227,9 +227,37 @@ const ckpt_json *ckpt_foreign_config(const ckpt_manifest *m, const char *group)
     return ckpt_json_is_object(j) ? j : NULL;
 }
 
-ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_source *src,
+const char *ckpt_foreign_tags(const ckpt_manifest *m, const char *group)
+{
+    const ckpt_json *tags = m != NULL ? ckpt_json_get(m->foreign, "tags") : NULL;
+    return ckpt_json_string(ckpt_json_get(tags, group));
+}
+
+static ckpt_status carry_tags(ckpt_manifest *m, const ckpt_model *model, const char *source_group,
+                              const char *target_group, ckpt_err *err)
+{
+    ckpt_json *tags = ckpt_json_get(m->foreign, "tags");
+    if (tags == NULL) {
+        tags = ckpt_json_new_object();
+        if (tags == NULL || !ckpt_json_set(m->foreign, "tags", tags))
+            return no_memory(err);
+    }
+    if (source_group != NULL && model->tags != NULL && model->tags[0] != '\0') {
+        ckpt_json *text = ckpt_json_new_string(model->tags);
+        if (text == NULL || !ckpt_json_set(tags, source_group, text))
+            return no_memory(err);
+    }
+    if (target_group != NULL)
+        ckpt_json_delete(tags, target_group);
+    if (ckpt_json_child(tags) == NULL)
+        ckpt_json_delete(m->foreign, "tags");
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_model *model,
                                const char *source_group, const char *target_group, ckpt_err *err)
 {
+    const ckpt_source *src = model->src;
     m->foreign =
         old != NULL && old->foreign != NULL ? ckpt_json_dup(old->foreign) : ckpt_json_new_object();
     if (m->foreign == NULL)
@@ -243,6 +271,9 @@ ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const
     }
     if (target_group != NULL)
         ckpt_json_delete(m->foreign, target_group);
+    ckpt_status status = carry_tags(m, model, source_group, target_group, err);
+    if (status != CKPT_OK)
+        return status;
     if (ckpt_json_child(m->foreign) == NULL) {
         ckpt_json_free(m->foreign);
         m->foreign = NULL;

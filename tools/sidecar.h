@@ -31,9 +31,12 @@ void ckpt_sidecars_release(ckpt_sidecars *list);
 
 /* Configuration of `group` carried in a manifest (which may be NULL), or NULL. */
 const ckpt_json *ckpt_foreign_config(const ckpt_manifest *m, const char *group);
-/* m->foreign = old foreign members, plus the source's configuration under its group, less the
- * target's group, which has a file of its own. source_group and target_group may be NULL. */
-ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_source *src,
+/* Choices of spelling that tensors of `group` had before ("dense_mlp=block_sparse_moe"), or NULL. */
+const char *ckpt_foreign_tags(const ckpt_manifest *m, const char *group);
+/* m->foreign = old foreign members, plus the source's configuration and choices of spelling under
+ * its group, less the target's group, which says so itself. source_group and target_group may be
+ * NULL. */
+ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_model *model,
                                const char *source_group, const char *target_group,
                                ckpt_err *err) CKPT_MUST_USE;
 
