@@ -46,6 +46,50 @@ static bool is_ignored(const ckpt_layout *layout, const char *name)
     return false;
 }
 
+/* Rows by the hash of their stored pattern with every index and every run of digits as one '#', so
+ * that a name meets only the few rows it can match. */
+#define ROW_BUCKETS 256
+typedef struct row_index {
+    int32_t head[ROW_BUCKETS]; /* row, or -1 */
+    int32_t *next;
+} row_index;
+
+static uint32_t shape_hash(const char *s)
+{
+    uint32_t h = 2166136261u;
+    while (*s != '\0') {
+        char c = *s;
+        if (c == '{') {
+            c = '#';
+            s += strcspn(s, "}");
+            s += *s == '}';
+        } else if (c >= '0' && c <= '9') {
+            c = '#';
+            s += strspn(s, "0123456789");
+        } else {
+            s++;
+        }
+        h = (h ^ (uint8_t)c) * 16777619u;
+    }
+    return h % ROW_BUCKETS;
+}
+
+/* Rows keep their order within a bucket. */
+static ckpt_status index_rows(const ckpt_layout *layout, row_index *x, ckpt_err *err)
+{
+    x->next = malloc((layout->n_rows + 1) * sizeof *x->next);
+    if (x->next == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (int i = 0; i < ROW_BUCKETS; i++)
+        x->head[i] = -1;
+    for (size_t r = layout->n_rows; r-- > 0;) {
+        uint32_t h = shape_hash(layout->rows[r].stored);
+        x->next[r] = x->head[h];
+        x->head[h] = (int32_t)r;
+    }
+    return CKPT_OK;
+}
+
 static bool row_fits(const ckpt_row *row, const ckpt_tensor *t, int64_t *l, int64_t *e)
 {
     return ckpt_pattern_match(row->stored, t->name, l, e) && ckpt_view_rank(row->view) == t->rank;
@@ -53,17 +97,25 @@ static bool row_fits(const ckpt_row *row, const ckpt_tensor *t, int64_t *l, int6
 
 /* ---- detection --------------------------------------------------------------------------------- */
 
-static size_t count_matches(const ckpt_layout *layout, const ckpt_source *src)
+static ckpt_status count_matches(const ckpt_layout *layout, const ckpt_source *src, size_t *out,
+                                 ckpt_err *err)
 {
     size_t hits = 0;
+    row_index x;
+    ckpt_status status = index_rows(layout, &x, err);
+    if (status != CKPT_OK)
+        return status;
     for (size_t i = 0; i < src->n_tensors; i++) {
         int64_t l, e;
         bool hit = is_ignored(layout, src->tensors[i].name);
-        for (size_t r = 0; !hit && r < layout->n_rows; r++)
+        int32_t r = x.head[shape_hash(src->tensors[i].name)];
+        for (; !hit && r >= 0; r = x.next[r])
             hit = row_fits(&layout->rows[r], &src->tensors[i], &l, &e);
         hits += hit;
     }
-    return hits;
+    free(x.next);
+    *out = hits;
+    return CKPT_OK;
 }
 
 /* The layout whose rows explain most tensors; one that claims the configuration wins over others.
@@ -87,7 +139,10 @@ static ckpt_status detect(ckpt_binder *b, ckpt_err *err)
                         : 0;
         if (claim < 0)
             continue;
-        size_t hits = count_matches(layout, src);
+        size_t hits;
+        ckpt_status status = count_matches(layout, src, &hits, err);
+        if (status != CKPT_OK)
+            return status;
         if (hits == 0 || hits * 2 < src->n_tensors)
             continue;
         if (claim > best_claim || (claim == best_claim && hits > best_hits)) {
@@ -142,11 +197,13 @@ static ckpt_status match_all(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     const ckpt_source *src = b->m->src;
+    row_index x = {.next = NULL};
+    CKPT_CHECK(index_rows(b->layout, &x, err));
     for (size_t t = 0; t < src->n_tensors; t++) {
         uint32_t mask = 0;
         int mask_block = -1;
         size_t before = b->n_matches;
-        for (size_t r = 0; r < b->layout->n_rows; r++) {
+        for (int32_t r = x.head[shape_hash(src->tensors[t].name)]; r >= 0; r = x.next[r]) {
             ckpt_match m = {.tensor = (uint32_t)t, .row = (uint32_t)r};
             if (!row_fits(&b->layout->rows[r], &src->tensors[t], &m.l, &m.e))
                 continue;
@@ -172,6 +229,7 @@ static ckpt_status match_all(ckpt_binder *b, ckpt_err *err)
         }
     }
 done:
+    free(x.next);
     return status;
 }
 
