@@ -1,5 +1,7 @@
 /* Layout tables against their schema and against stored names of real checkpoints; configuration
- * dialects against real configurations, each other, and what they must refuse. */
+ * dialects against real configurations, each other, and what they must refuse.
+ *
+ * Length: expectation tables, one row a tensor. */
 #include "families/hybrid.h"
 
 #include <check.h>

@@ -17,7 +17,7 @@ static char dir[64];
 
 static void setup(void)
 {
-    strcpy(dir, "/tmp/ckpt-io-XXXXXX");
+    snprintf(dir, sizeof dir, "/tmp/ckpt-io-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(dir));
     ckpt_interrupted = 0;
 }
@@ -383,7 +383,7 @@ START_TEST(commit_impossible_targets_are_refused)
     ck_assert_ptr_nonnull(getcwd(here, sizeof here));
     ck_assert_int_eq(ckpt_mkdirs(at("a/b"), NULL), CKPT_OK);
     char top[512];
-    strcpy(top, at("a"));
+    snprintf(top, sizeof top, "%s", at("a"));
     ck_assert_int_eq(chdir(at("a/b")), 0);
     ck_assert_int_eq(ckpt_commit_begin(&c, top, true, true, &err), CKPT_E_USAGE);
     ck_assert_ptr_nonnull(strstr(err.text, "contains the current one"));

@@ -1,5 +1,7 @@
 /* The data-only unpickler: every opcode, every refusal, and graphs meant to hurt. Expected values
- * come from CPython's pickle module. */
+ * come from CPython's pickle module.
+ *
+ * Length: one case an opcode. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>

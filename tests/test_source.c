@@ -366,7 +366,7 @@ static char dir[64];
 
 static void setup(void)
 {
-    strcpy(dir, "/tmp/ckpt-src-XXXXXX");
+    snprintf(dir, sizeof dir, "/tmp/ckpt-src-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(dir));
 }
 
