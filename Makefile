@@ -3,7 +3,7 @@
 #   V=1           show commands            CUDA=0|1     (default: nvcc found?)
 #   SAN=address|undefined|thread           WERROR=1     warnings are errors
 #   BUILD=dir     object directory         ONLY="a b"   unit suites to build (test_a.c test_b.c)
-#   SEEDS=n       property test models     JOBS=n       threads of the property test
+#   SEEDS=n       property test models     JOBS=n       suites, threads at a time
 #   DESTDIR= PREFIX=                       where `make install` puts the program
 
 # demo and check bring what they need: this must happen before pkg-config is asked below.
@@ -22,6 +22,7 @@ PREFIX  ?= /usr/local
 SAN     ?=
 WERROR  ?= 0
 V       ?= 0
+JOBS    ?= $(shell nproc 2>/dev/null || echo 2)
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
 CUDA    ?= $(if $(NVCC),1,0)
 BUILD   ?= build$(if $(SAN),/$(SAN))
@@ -92,7 +93,7 @@ $(BUILD)/libckpt.a: $(CORE_OBJ)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
 # Hash kernels get their own instruction-set flags; they are chosen at run time.
-$(BUILD)/lib/sha256_ni.o: ARCHFLAGS := -O3
+$(BUILD)/lib/sha256_ni.o $(BUILD)/lib/sha256_avx512.o: ARCHFLAGS := -O3
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC,$<)
@@ -120,7 +121,7 @@ $(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt.a
 # make check-unit      unit tests (Check); ONLY="name" builds and runs some suites
 .PHONY: check-unit
 check-unit: $(BUILD)/unit
-	$(Q)$(BUILD)/unit
+	$(Q)tests/unit.sh $(BUILD)/unit $(JOBS) $(SUITES)
 
 include tools/make/targets.mk
 

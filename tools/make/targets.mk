@@ -1,7 +1,6 @@
 # Targets beside the build itself: test programs, checks, sanitizers, lint, install.
 
 SEEDS   ?= 1000
-JOBS    ?= $(shell nproc 2>/dev/null || echo 2)
 CKPT    := $(abspath $(BUILD)/ckpt)
 DESTDIR ?=
 CU_SRC  := $(sort $(shell find engine -name '*.cu' 2>/dev/null))
