@@ -4,15 +4,17 @@
  *            little-endian, M the Merkle tree hash over 1 MiB leaves of the tensor's bytes;
  *   root   = Merkle tree hash over the leaves  name || "\0" || tensor digest, sorted by name.
  *
- * OpenSSL's EVP is the reference and the fallback. Paired leaves and streams use the interleaved
- * SHA-NI kernel where cpuid offers it. */
+ * OpenSSL is the reference and the fallback. Streams run on the SHA-NI kernel, one or two at a time,
+ * and on the sixteen-lane AVX-512 kernel where cpuid offers them. */
 #include "hash.h"
 
 #include "le.h"
 #include "sha256_ni.h"
 
 #include <assert.h>
+#define OPENSSL_SUPPRESS_DEPRECATED /* SHA256_CTX, for its visible state */
 #include <openssl/evp.h>
+#include <openssl/sha.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -26,6 +28,8 @@ static struct {
     EVP_MD *md; /* fetched once: a fetch per digest costs more than a small digest */
     ckpt_sha256_blocks_fn *blocks;
     ckpt_sha256_blocks2_fn *blocks2; /* NULL: one after the other */
+    void (*blocks16)(uint32_t *const h[16], const uint8_t *const p[16],
+                     size_t blocks); /* or NULL */
 } impl;
 static pthread_once_t impl_once = PTHREAD_ONCE_INIT;
 
@@ -41,6 +45,8 @@ static bool cpu_has_sha(void)
 
 static void choose_kernels(void)
 {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
+        impl.blocks16 = ckpt_sha256_blocks16;
     if (!cpu_has_sha())
         return;
     impl.blocks = ckpt_sha256_blocks_ni;
@@ -55,10 +61,22 @@ static void choose_kernels(void)
 }
 #endif
 
+/* Where we have no kernel of our own: OpenSSL's, through the interface that shows the state. */
+void ckpt_sha256_blocks_openssl(uint32_t h[8], const uint8_t *p, size_t blocks)
+{
+    SHA256_CTX c;
+    SHA256_Init(&c);
+    for (int i = 0; i < 8; i++)
+        c.h[i] = h[i];
+    SHA256_Update(&c, p, 64 * blocks);
+    for (int i = 0; i < 8; i++)
+        h[i] = c.h[i];
+}
+
 static void impl_init(void)
 {
     impl.md = EVP_MD_fetch(NULL, "SHA2-256", NULL);
-    impl.blocks = ckpt_sha256_blocks_portable;
+    impl.blocks = ckpt_sha256_blocks_openssl;
     choose_kernels();
 }
 
@@ -204,6 +222,63 @@ void ckpt_sha256_stream_update2(ckpt_sha256_stream *a, const void *pa, size_t na
     finish_update(&y);
 }
 
+/* Fewer streams than this run faster two by two on the SHA unit than in sixteen lanes. */
+#define WIDE_MIN 10
+
+/* Blocks that at least WIDE_MIN inputs have in full, through the sixteen-lane kernel. Idle lanes
+ * repeat the data of a busy one into a state that is thrown away. */
+static void run_wide(input *in, int count)
+{
+    for (;;) {
+        uint32_t spare[8], *h[16];
+        const uint8_t *p[16];
+        int lane[16], busy = 0;
+        size_t blocks = SIZE_MAX;
+        for (int i = 0; i < count; i++)
+            if (in[i].n >= 64) {
+                blocks = in[i].n / 64 < blocks ? in[i].n / 64 : blocks;
+                h[busy] = in[i].s->h;
+                p[busy] = in[i].p;
+                lane[busy++] = i;
+            }
+        if (busy < WIDE_MIN)
+            return;
+        memcpy(spare, initial_state, sizeof spare);
+        for (int i = busy; i < 16; i++) {
+            h[i] = spare;
+            p[i] = p[0];
+        }
+        impl.blocks16(h, p, blocks);
+        for (int i = 0; i < busy; i++) {
+            in[lane[i]].p += 64 * blocks;
+            in[lane[i]].n -= 64 * blocks;
+        }
+    }
+}
+
+void ckpt_sha256_stream_update_many(ckpt_sha256_stream *const *s, const void *const *p,
+                                    const size_t *n, int count)
+{
+    input in[CKPT_SHA256_LANES];
+    assert(count >= 0 && count <= CKPT_SHA256_LANES);
+    if (impl.blocks16 != NULL && count >= WIDE_MIN) {
+        for (int i = 0; i < count; i++) {
+            in[i] = (input){s[i], p[i], n[i]};
+            s[i]->total += n[i];
+            if (top_up(&in[i]))
+                compress(s[i], s[i]->block, 1);
+        }
+        run_wide(in, count);
+        for (int i = 0; i < count; i++)
+            finish_update(&in[i]);
+        return;
+    }
+    for (int i = 0; i + 1 < count; i += 2)
+        ckpt_sha256_stream_update2(s[i], p[i], n[i], s[i + 1], p[i + 1], n[i + 1]);
+    if (count % 2 != 0)
+        ckpt_sha256_stream_update2(s[count - 1], p[count - 1], n[count - 1], NULL, NULL, 0);
+}
+
 /* Append the padding: 0x80, zeros, and the length in bits, in one block or two. */
 static size_t pad(const ckpt_sha256_stream *s, uint8_t tail[128])
 {
@@ -229,54 +304,6 @@ void ckpt_sha256_stream_final(ckpt_sha256_stream *s, uint8_t out[CKPT_SHA256_LEN
     ckpt_sha256_stream_init(s);
 }
 
-static const uint32_t round_constants[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
-};
-
-static uint32_t rotr(uint32_t x, int n)
-{
-    return x >> n | x << (32 - n);
-}
-
-static void expand(uint32_t w[64], const uint8_t *p)
-{
-    for (int t = 0; t < 16; t++)
-        w[t] = __builtin_bswap32(ckpt_get_u32(p + 4 * t));
-    for (int t = 16; t < 64; t++) {
-        uint32_t s0 = rotr(w[t - 15], 7) ^ rotr(w[t - 15], 18) ^ w[t - 15] >> 3;
-        uint32_t s1 = rotr(w[t - 2], 17) ^ rotr(w[t - 2], 19) ^ w[t - 2] >> 10;
-        w[t] = w[t - 16] + s0 + w[t - 7] + s1;
-    }
-}
-
-void ckpt_sha256_blocks_portable(uint32_t h[8], const uint8_t *p, size_t blocks)
-{
-    for (; blocks > 0; blocks--, p += 64) {
-        uint32_t w[64], v[8];
-        expand(w, p);
-        memcpy(v, h, sizeof v);
-        for (int t = 0; t < 64; t++) {
-            uint32_t a = v[0], e = v[4];
-            uint32_t t1 = v[7] + (rotr(e, 6) ^ rotr(e, 11) ^ rotr(e, 25)) +
-                          ((e & v[5]) ^ (~e & v[6])) + round_constants[t] + w[t];
-            uint32_t t2 = (rotr(a, 2) ^ rotr(a, 13) ^ rotr(a, 22)) +
-                          ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
-            memmove(v + 1, v, 7 * sizeof v[0]);
-            v[4] += t1;
-            v[0] = t1 + t2;
-        }
-        for (int i = 0; i < 8; i++)
-            h[i] += v[i];
-    }
-}
-
 /* ---- Merkle trees ---- */
 
 void ckpt_merkle_leaf(ckpt_sha256 *ctx, const void *p, size_t n, uint8_t out[CKPT_SHA256_LEN])
@@ -285,34 +312,6 @@ void ckpt_merkle_leaf(ckpt_sha256 *ctx, const void *p, size_t n, uint8_t out[CKP
     ckpt_sha256_update(ctx, &prefix, 1);
     ckpt_sha256_update(ctx, p, n);
     ckpt_sha256_final(ctx, out);
-}
-
-void ckpt_merkle_leaf2(ckpt_sha256 *ctx, const void *a, size_t na, uint8_t out_a[CKPT_SHA256_LEN],
-                       const void *b, size_t nb, uint8_t out_b[CKPT_SHA256_LEN])
-{
-    if (!impl.blocks2) {
-        ckpt_merkle_leaf(ctx, a, na, out_a);
-        ckpt_merkle_leaf(ctx, b, nb, out_b);
-        return;
-    }
-    /* The prefix byte starts the first block, which update2 completes from the data; the rest is
-     * read in place, one byte off its alignment. */
-    ckpt_sha256_stream x, y;
-    ckpt_sha256_stream_init(&x);
-    ckpt_sha256_stream_init(&y);
-    x.fill = y.fill = 1;
-    x.total = y.total = 1;
-    ckpt_sha256_stream_update2(&x, a, na, &y, b, nb);
-    uint8_t tail_x[128], tail_y[128];
-    size_t nx = pad(&x, tail_x), ny = pad(&y, tail_y);
-    if (nx == ny) {
-        compress2(&x, tail_x, &y, tail_y, nx);
-    } else {
-        compress(&x, tail_x, nx);
-        compress(&y, tail_y, ny);
-    }
-    put_state(&x, out_a);
-    put_state(&y, out_b);
 }
 
 /* The complete subtrees of the leaves so far, largest first: one per set bit of count. Splitting

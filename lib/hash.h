@@ -23,7 +23,7 @@ void ckpt_sha256_release(ckpt_sha256 *ctx);
 /* Two independent incremental SHA-256 streams advanced together, for a file digest and its tensor
  * leaves in one pass. Plain values: copy them, drop them; no release. Results equal ckpt_sha256's
  * on every machine; available() says whether they run on the processor's SHA instructions (else
- * on portable C, several times slower than ckpt_sha256). */
+ * on OpenSSL's block function). */
 typedef struct ckpt_sha256_stream {
     uint32_t h[8];
     uint8_t block[64]; /* the first `fill` bytes wait for a whole block */
@@ -37,15 +37,17 @@ void ckpt_sha256_stream_init(ckpt_sha256_stream *s);
  * nb is 0, pa or pb if its length is 0. a and b must differ; the data may be the same. */
 void ckpt_sha256_stream_update2(ckpt_sha256_stream *a, const void *pa, size_t na,
                                 ckpt_sha256_stream *b, const void *pb, size_t nb);
+/* Up to CKPT_SHA256_LANES distinct streams together, stream i advancing by p[i][0 .. n[i]): sixteen
+ * lanes of AVX-512 where the processor has it and enough streams have data, else two by two. */
+#define CKPT_SHA256_LANES 16
+void ckpt_sha256_stream_update_many(ckpt_sha256_stream *const *s, const void *const *p,
+                                    const size_t *n, int count);
 /* Leaves s ready for a new message. */
 void ckpt_sha256_stream_final(ckpt_sha256_stream *s, uint8_t out[CKPT_SHA256_LEN]);
 
 /* RFC 6962 section 2.1: leaf = SHA256(0x00 || data), node = SHA256(0x01 || left || right),
  * the empty tree is SHA256(""). */
 void ckpt_merkle_leaf(ckpt_sha256 *ctx, const void *p, size_t n, uint8_t out[CKPT_SHA256_LEN]);
-/* Two leaves at once (interleaved where the CPU allows); same results. */
-void ckpt_merkle_leaf2(ckpt_sha256 *ctx, const void *a, size_t na, uint8_t out_a[CKPT_SHA256_LEN],
-                       const void *b, size_t nb, uint8_t out_b[CKPT_SHA256_LEN]);
 /* Tree over n leaf hashes stored one after another (n * 32 bytes). Iterative: the largest power
  * of two splits; any n. `leaves` is not modified. */
 void ckpt_merkle_root(ckpt_sha256 *ctx, const uint8_t *leaves, size_t n,

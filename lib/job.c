@@ -131,92 +131,95 @@ ckpt_status ckpt_job_run(ckpt_job *j)
 
 /* ---- leaves ------------------------------------------------------------------------------------ */
 
-/* Gather and hash. A leaf larger than the buffer is fed in parts. */
-static ckpt_status hash_big_leaf(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_run *run,
-                                 uint64_t leaf, ckpt_err *err)
+#define SLICE_MAX ((uint64_t)64 << 10) /* of one leaf: a group's slices together fit the L2 cache */
+
+size_t ckpt_leaf_groups(const ckpt_leaf_list *list)
 {
-    uint64_t lo = leaf * CKPT_LEAF_BYTES, hi = ckpt_min_u64(lo + CKPT_LEAF_BYTES, run->bytes);
-    ckpt_sha256_update(&w->sha, "", 1);
-    while (lo < hi) {
-        size_t n = (size_t)ckpt_min_u64(hi - lo, w->job->piece);
-        ckpt_status status = ckpt_gather_run(src, run->gather, lo, n, w->buf, &w->scratch, err);
-        if (status != CKPT_OK)
-            return status;
-        ckpt_sha256_update(&w->sha, w->buf, n);
-        lo += n;
-    }
-    ckpt_sha256_final(&w->sha, run->out + (leaf - run->first) * CKPT_SHA256_LEN);
-    return CKPT_OK;
+    return (list->n + CKPT_LEAF_GROUP - 1) / CKPT_LEAF_GROUP;
 }
 
-ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_run *run,
-                             ckpt_err *err)
+static size_t group_end(const ckpt_leaf_list *list, size_t group)
 {
-    uint64_t lo = run->first * CKPT_LEAF_BYTES;
-    uint64_t n = ckpt_min_u64((uint64_t)run->count * CKPT_LEAF_BYTES, run->bytes - lo);
-    if (w->job->piece < n) {
-        for (uint64_t i = 0; i < run->count; i++) {
-            ckpt_status status = hash_big_leaf(w, src, run, run->first + i, err);
+    return ckpt_min_u64((group + 1) * CKPT_LEAF_GROUP, list->n);
+}
+
+uint64_t ckpt_leaf_group_bytes(const ckpt_leaf_list *list, size_t group)
+{
+    uint64_t sum = 0;
+    for (size_t i = group * CKPT_LEAF_GROUP; i < group_end(list, group); i++)
+        sum += list->leaves[i].bytes;
+    return sum;
+}
+
+/* Slice by slice: gather the next bytes of every leaf, then advance all hashes together. */
+ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
+                             size_t group, ckpt_err *err)
+{
+    const ckpt_leaf *leaf = &list->leaves[group * CKPT_LEAF_GROUP];
+    int count = (int)(group_end(list, group) - group * CKPT_LEAF_GROUP);
+    uint64_t slice = ckpt_min_u64(w->job->piece / CKPT_LEAF_GROUP, SLICE_MAX), done = 0;
+    ckpt_sha256_stream streams[CKPT_LEAF_GROUP], *s[CKPT_LEAF_GROUP];
+    const void *p[CKPT_LEAF_GROUP];
+    size_t n[CKPT_LEAF_GROUP];
+    for (int i = 0; i < count; i++) {
+        s[i] = &streams[i];
+        ckpt_sha256_stream_init(s[i]);
+        p[i] = ""; /* RFC 6962: a leaf's hash starts with a zero byte */
+        n[i] = 1;
+    }
+    ckpt_sha256_stream_update_many(s, p, n, count);
+    for (bool more = true; more; done += slice) {
+        more = false;
+        for (int i = 0; i < count; i++) {
+            uint8_t *at = w->buf + (uint64_t)i * slice;
+            n[i] = done < leaf[i].bytes ? (size_t)ckpt_min_u64(slice, leaf[i].bytes - done) : 0;
+            p[i] = at;
+            if (n[i] == 0)
+                continue;
+            more = true;
+            ckpt_status status =
+                ckpt_gather_run(src, leaf[i].gather, leaf[i].index * CKPT_LEAF_BYTES + done, n[i],
+                                at, &w->scratch, err);
             if (status != CKPT_OK)
                 return status;
         }
-        ckpt_job_advance(w, n);
-        return CKPT_OK;
+        ckpt_sha256_stream_update_many(s, p, n, count);
     }
-    ckpt_status status = ckpt_gather_run(src, run->gather, lo, (size_t)n, w->buf, &w->scratch, err);
-    if (status != CKPT_OK)
-        return status;
-    for (uint32_t i = 0; i < run->count; i += 2) {
-        const uint8_t *a = w->buf + i * CKPT_LEAF_BYTES, *b = a + CKPT_LEAF_BYTES;
-        uint8_t *out = run->out + i * CKPT_SHA256_LEN;
-        uint64_t na = ckpt_min_u64(n - i * CKPT_LEAF_BYTES, CKPT_LEAF_BYTES);
-        if (i + 1 == run->count) {
-            ckpt_merkle_leaf(&w->sha, a, (size_t)na, out);
-            break;
-        }
-        uint64_t nb = ckpt_min_u64(n - (i + 1) * CKPT_LEAF_BYTES, CKPT_LEAF_BYTES);
-        ckpt_merkle_leaf2(&w->sha, a, (size_t)na, out, b, (size_t)nb, out + CKPT_SHA256_LEN);
-    }
-    ckpt_job_advance(w, n);
+    for (int i = 0; i < count; i++)
+        ckpt_sha256_stream_final(s[i], leaf[i].out);
+    ckpt_job_advance(w, ckpt_leaf_group_bytes(list, group));
     return CKPT_OK;
 }
 
-static uint64_t gather_out_bytes(const ckpt_gather *g)
+static uint64_t written_bytes(const ckpt_gather *g)
 {
-    uint64_t from = (uint64_t)ckpt_dtype_get(g->from)->bits;
-    return g->bytes / from * (uint64_t)ckpt_dtype_get(g->to)->bits +
-           (g->from == g->to ? g->bytes % from : 0);
+    if (g->from == g->to)
+        return g->bytes;
+    return g->bytes / (uint64_t)ckpt_dtype_get(g->from)->bits *
+           (uint64_t)ckpt_dtype_get(g->to)->bits;
 }
 
-/* Room for the tensor's leaf hashes and its runs. */
 ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_arena *arena,
                             ckpt_tensor_hash *out, ckpt_err *err)
 {
-    uint64_t bytes = g->from == g->to ? g->bytes : gather_out_bytes(g);
-    uint64_t n = ckpt_leaf_count(bytes), per_run = CKPT_PIECE_MAX / CKPT_LEAF_BYTES;
+    uint64_t bytes = written_bytes(g), n = ckpt_leaf_count(bytes);
     out->n_leaves = n;
     out->leaves = ckpt_arena_alloc(arena, (size_t)n * CKPT_SHA256_LEN + 1);
     if (out->leaves == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for leaf hashes");
-    for (uint64_t first = 0; first < n; first += per_run) {
-        void *p = list->runs;
-        ckpt_status status = ckpt_grow(&p, &list->cap, list->n + 1, sizeof *list->runs, err);
-        list->runs = p;
+    for (uint64_t i = 0; i < n; i++) {
+        void *p = list->leaves;
+        ckpt_status status = ckpt_grow(&p, &list->cap, list->n + 1, sizeof *list->leaves, err);
+        list->leaves = p;
         if (status != CKPT_OK)
             return status;
-        list->runs[list->n++] = (ckpt_leaf_run){.gather = g,
-                                                .bytes = bytes,
-                                                .first = first,
-                                                .count = (uint32_t)ckpt_min_u64(per_run, n - first),
-                                                .out = out->leaves + first * CKPT_SHA256_LEN};
+        list->leaves[list->n++] = (ckpt_leaf){
+            .gather = g,
+            .index = i,
+            .bytes = (uint32_t)ckpt_min_u64(CKPT_LEAF_BYTES, bytes - i * CKPT_LEAF_BYTES),
+            .out = out->leaves + i * CKPT_SHA256_LEN};
     }
     return CKPT_OK;
-}
-
-uint64_t ckpt_run_bytes(const ckpt_leaf_run *r)
-{
-    uint64_t lo = r->first * CKPT_LEAF_BYTES;
-    return ckpt_min_u64((uint64_t)r->count * CKPT_LEAF_BYTES, r->bytes - lo);
 }
 
 ckpt_status ckpt_finish_root(const ckpt_tensor_hash *hashes, const char *const *names, size_t n,

@@ -48,27 +48,30 @@ ckpt_status ckpt_job_run(ckpt_job *j) CKPT_MUST_USE;
 void ckpt_job_close(ckpt_job *j);
 void ckpt_job_advance(ckpt_worker *w, uint64_t bytes); /* progress */
 
-/* A run of consecutive leaves of one tensor. */
-typedef struct ckpt_leaf_run {
+/* One Merkle leaf of a tensor to be hashed. */
+typedef struct ckpt_leaf {
     const ckpt_gather *gather;
-    uint64_t bytes; /* of the whole tensor in the hashed dtype */
-    uint64_t first; /* leaf */
-    uint32_t count;
-    uint8_t *out; /* hash of leaf `first` */
-} ckpt_leaf_run;
+    uint64_t index;
+    uint32_t bytes;
+    uint8_t *out; /* its hash */
+} ckpt_leaf;
 
-/* Growable list of leaf runs. */
+/* Growable list of leaves. A work item is a group of up to CKPT_LEAF_GROUP consecutive ones, of any
+ * tensors, that are hashed side by side. */
+#define CKPT_LEAF_GROUP CKPT_SHA256_LANES
 typedef struct ckpt_leaf_list {
-    ckpt_leaf_run *runs;
+    ckpt_leaf *leaves;
     size_t n, cap;
 } ckpt_leaf_list;
 
-/* Room for the tensor's leaf hashes in the arena, and its runs appended to the list. */
+/* Room for the tensor's leaf hashes in the arena, and its leaves appended to the list. */
 ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_arena *arena,
                             ckpt_tensor_hash *out, ckpt_err *err) CKPT_MUST_USE;
-uint64_t ckpt_run_bytes(const ckpt_leaf_run *r);
-ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_run *run,
-                             ckpt_err *err) CKPT_MUST_USE;
+size_t ckpt_leaf_groups(const ckpt_leaf_list *list);
+uint64_t ckpt_leaf_group_bytes(const ckpt_leaf_list *list, size_t group);
+/* Gather and hash one group. */
+ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
+                             size_t group, ckpt_err *err) CKPT_MUST_USE;
 /* Root over n tensors in name order. */
 ckpt_status ckpt_finish_root(const ckpt_tensor_hash *hashes, const char *const *names, size_t n,
                              uint8_t root[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;

@@ -1,8 +1,8 @@
 /* SHA-256 compression functions (FIPS 180-4, section 6.2.2): state and whole 64-byte blocks in,
  * state out. Internal to hash.c and its test; padding and digests are hash.c's. p may be unaligned.
  *
- * The *_ni functions exist on x86-64 only and need SHA, SSSE3 and SSE4.1 (*_evex: AVX-512VL too);
- * the caller has checked cpuid. */
+ * The *_ni functions exist on x86-64 only and need SHA, SSSE3 and SSE4.1 (*_evex: AVX-512VL too;
+ * blocks16: AVX-512F and BW); the caller has checked cpuid. */
 #ifndef CKPT_SHA256_NI_H
 #define CKPT_SHA256_NI_H
 
@@ -15,11 +15,14 @@ typedef void ckpt_sha256_blocks_fn(uint32_t h[8], const uint8_t *p, size_t block
 typedef void ckpt_sha256_blocks2_fn(uint32_t ha[8], const uint8_t *a, uint32_t hb[8],
                                     const uint8_t *b, size_t blocks);
 
-ckpt_sha256_blocks_fn ckpt_sha256_blocks_portable;
+/* OpenSSL's, everywhere (hash.c). */
+ckpt_sha256_blocks_fn ckpt_sha256_blocks_openssl;
 
 #if defined(__x86_64__)
 ckpt_sha256_blocks_fn ckpt_sha256_blocks_ni;
 ckpt_sha256_blocks2_fn ckpt_sha256_blocks2_ni, ckpt_sha256_blocks2_evex;
+/* Sixteen streams. Lanes may share state or data: such lanes then write one result. */
+void ckpt_sha256_blocks16(uint32_t *const h[16], const uint8_t *const p[16], size_t blocks);
 #endif
 
 #endif

@@ -17,7 +17,7 @@ typedef struct digest_job {
 static ckpt_status digest_item(ckpt_worker *w, size_t item, ckpt_err *err)
 {
     digest_job *d = w->job->self;
-    return ckpt_hash_leaves(w, d->src, &d->list.runs[item], err);
+    return ckpt_hash_leaves(w, d->src, &d->list, item, err);
 }
 
 ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *opts,
@@ -42,7 +42,7 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
         j.total_bytes += model->tensors[i].bytes;
     }
     CKPT_CHECK(ckpt_job_open(&j, opts, err));
-    j.n_items = d.list.n;
+    j.n_items = ckpt_leaf_groups(&d.list);
     CKPT_CHECK(ckpt_job_run(&j));
     for (size_t i = 0; i < n; i++)
         ckpt_tensor_digest(&j.workers[0].sha, model->tensors[i].dtype, model->tensors[i].rank,
@@ -51,7 +51,7 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
         CKPT_CHECK(ckpt_finish_root(out, names, n, root, err));
 done:
     ckpt_job_close(&j);
-    free(d.list.runs);
+    free(d.list.leaves);
     ckpt_arena_free(&scratch);
     return status;
 }

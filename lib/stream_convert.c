@@ -2,10 +2,10 @@
  *
  *   piece   a contiguous range of one output file: gather, then pass the file's turnstile (CRC,
  *           literals, file digest, in file order), then write
- *   leaves  up to 4 MiB of one canonical tensor: gather from the source, hash its Merkle leaves
+ *   leaves  sixteen Merkle leaves of canonical tensors: gather from the source, hash side by side
  *
  * Pieces of up to FILES_IN_FLIGHT files are interleaved so that their serial digests run in
- * parallel, and leaf runs are merged in by progress, so that both readings of a source region come
+ * parallel, and leaf groups are merged in by progress, so that both readings of a source region come
  * close together and the second is served by the page cache. A worker that waits at a turnstile
  * waits for an item that was handed out earlier, so the lowest item in flight never waits. */
 #define _GNU_SOURCE /* O_DIRECT */
@@ -43,7 +43,7 @@ typedef struct out_file {
 
 typedef struct item {
     uint64_t offset; /* piece: in the file */
-    uint32_t index;  /* file, or leaf run */
+    uint32_t index;  /* file, or group of leaves */
     uint32_t is_leaf;
 } item;
 
@@ -255,7 +255,7 @@ static ckpt_status convert_item(ckpt_worker *w, size_t index, ckpt_err *err)
     convert_job *c = w->job->self;
     const item *it = &c->items[index];
     if (it->is_leaf)
-        return ckpt_hash_leaves(w, c->plan->model->src, &c->leaves.runs[it->index], err);
+        return ckpt_hash_leaves(w, c->plan->model->src, &c->leaves, it->index, err);
     return do_piece(w, c, it, err);
 }
 
@@ -334,7 +334,7 @@ static void close_files(convert_job *c)
 
 static ckpt_status count_items(convert_job *c, uint64_t piece, size_t *n, ckpt_err *err)
 {
-    *n = c->leaves.n;
+    *n = ckpt_leaf_groups(&c->leaves);
     for (size_t f = 0; f < c->plan->sink.n_files; f++) {
         uint64_t pieces = (c->plan->sink.files[f].size + piece - 1) / piece;
         if (pieces > UINT32_MAX)
@@ -345,12 +345,12 @@ static ckpt_status count_items(convert_job *c, uint64_t piece, size_t *n, ckpt_e
     return CKPT_OK;
 }
 
-/* Pieces in groups of files, round-robin inside a group; leaf runs wherever their share of all leaf
+/* Pieces in groups of files, round-robin inside a group; leaf groups wherever their share of all leaf
  * bytes has been reached by the pieces. */
 static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
 {
     const ckpt_sink *sink = &c->plan->sink;
-    size_t n, leaf = 0;
+    size_t n, leaf = 0, n_groups = ckpt_leaf_groups(&c->leaves);
     double piece_total = 1, leaf_total = 1, piece_done = 0, leaf_done = 0;
     ckpt_status status = count_items(c, piece, &n, err);
     if (status != CKPT_OK)
@@ -360,8 +360,8 @@ static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu work items", n);
     for (size_t f = 0; f < sink->n_files; f++)
         piece_total += (double)sink->files[f].size;
-    for (size_t i = 0; i < c->leaves.n; i++)
-        leaf_total += (double)ckpt_run_bytes(&c->leaves.runs[i]);
+    for (size_t i = 0; i < n_groups; i++)
+        leaf_total += (double)ckpt_leaf_group_bytes(&c->leaves, i);
     for (size_t group = 0; group < sink->n_files; group += FILES_IN_FLIGHT) {
         size_t end = ckpt_min_u64(group + FILES_IN_FLIGHT, sink->n_files);
         bool more = true;
@@ -373,14 +373,14 @@ static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
                 more = true;
                 c->items[c->n_items++] = (item){.offset = at, .index = (uint32_t)f};
                 piece_done += (double)ckpt_min_u64(piece, sink->files[f].size - at);
-                while (leaf < c->leaves.n && leaf_done / leaf_total < piece_done / piece_total) {
-                    leaf_done += (double)ckpt_run_bytes(&c->leaves.runs[leaf]);
+                while (leaf < n_groups && leaf_done / leaf_total < piece_done / piece_total) {
+                    leaf_done += (double)ckpt_leaf_group_bytes(&c->leaves, leaf);
                     c->items[c->n_items++] = (item){.index = (uint32_t)leaf++, .is_leaf = 1};
                 }
             }
         }
     }
-    while (leaf < c->leaves.n)
+    while (leaf < n_groups)
         c->items[c->n_items++] = (item){.index = (uint32_t)leaf++, .is_leaf = 1};
     return CKPT_OK;
 }
@@ -479,8 +479,8 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
     CKPT_CHECK(order_items(&c, j.piece, err));
     j.n_items = c.n_items;
     j.total_bytes = plan->total_bytes;
-    for (size_t i = 0; i < c.leaves.n; i++)
-        j.total_bytes += ckpt_run_bytes(&c.leaves.runs[i]);
+    for (size_t i = 0; i < ckpt_leaf_groups(&c.leaves); i++)
+        j.total_bytes += ckpt_leaf_group_bytes(&c.leaves, i);
     CKPT_CHECK(ckpt_job_run(&j));
     for (size_t f = 0; f < plan->sink.n_files; f++) {
         ckpt_sha256_stream_final(&c.files[f].whole, out->files[f].sha256);
@@ -493,7 +493,7 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
 done:
     ckpt_job_close(&j);
     close_files(&c);
-    free(c.leaves.runs);
+    free(c.leaves.leaves);
     free(c.items);
     free(originals);
     return status;

@@ -72,8 +72,8 @@ START_TEST(blocks_kernels_agree_with_evp)
     uint32_t h[4][8];
     for (int i = 0; i < 4; i++)
         memcpy(h[i], s.h, sizeof h[i]);
-    ckpt_sha256_blocks_portable(h[0], p + 1, 4);
-    ckpt_sha256_blocks_portable(h[0], p + 1 + 256, BLOCKS - 4);
+    ckpt_sha256_blocks_openssl(h[0], p + 1, 4);
+    ckpt_sha256_blocks_openssl(h[0], p + 1 + 256, BLOCKS - 4);
     int known = 1;
 #if defined(__x86_64__)
     if (ckpt_sha256_stream_available()) {
@@ -205,28 +205,41 @@ START_TEST(stream_alone_and_reused_equals_evp)
 }
 END_TEST
 
-/* ---- RFC 6962 ---- */
-
-START_TEST(merkle_leaf2_every_length_equals_prefixed_evp)
+/* Any number of lanes, ragged lengths, several rounds of updates. */
+START_TEST(stream_many_lanes_equal_evp)
 {
-    ckpt_sha256 ctx = new_ctx();
-    size_t mib = CKPT_LEAF_BYTES;
-    uint8_t *p = random_bytes(2 * mib + 64), want[2][32], got[3][32];
-    for (size_t k = 0; k < 301 + 20; k++) {
-        size_t na = k <= 300 ? k : mib - (k - 301) * 7, nb = k % 3 ? na : (k * 89) % 301;
-        evp(0, p, na, want[0]);
-        evp(0, p + mib + 1, nb, want[1]);
-        ckpt_merkle_leaf2(&ctx, p, na, got[0], p + mib + 1, nb, got[1]);
-        ck_assert_msg(memcmp(got, want, 64) == 0, "leaves of %zu, %zu", na, nb);
-        ckpt_merkle_leaf2(&ctx, p + mib + 1, nb, got[1], p, na, got[0]);
-        ck_assert_msg(memcmp(got, want, 64) == 0, "leaves of %zu, %zu", nb, na);
-        ckpt_merkle_leaf(&ctx, p, na, got[2]);
-        ck_assert_mem_eq(got[2], want[0], 32);
+    enum { N = 40000 };
+    uint8_t *data = random_bytes(N), want[32], got[32];
+    for (int round = 0; round < 600; round++) {
+        ckpt_sha256_stream streams[CKPT_SHA256_LANES], *s[CKPT_SHA256_LANES];
+        const void *p[CKPT_SHA256_LANES];
+        size_t n[CKPT_SHA256_LANES], start[CKPT_SHA256_LANES], total[CKPT_SHA256_LANES] = {0};
+        int count = 1 + round % CKPT_SHA256_LANES, steps = (int)(rng() % 5);
+        for (int i = 0; i < count; i++) {
+            s[i] = &streams[i];
+            ckpt_sha256_stream_init(s[i]);
+            start[i] = rng() % (N / 4);
+        }
+        for (int k = 0; k < steps; k++) {
+            for (int i = 0; i < count; i++) {
+                p[i] = data + start[i] + total[i];
+                n[i] = rng() % 9 == 0 ? 0 : rng() % (round % 2 ? 300 : 5000);
+                total[i] += n[i];
+            }
+            ckpt_sha256_stream_update_many(s, p, n, count);
+        }
+        for (int i = 0; i < count; i++) {
+            evp(-1, data + start[i], total[i], want);
+            ckpt_sha256_stream_final(s[i], got);
+            ck_assert_msg(memcmp(got, want, 32) == 0, "lane %d of %d, %zu bytes", i, count,
+                          total[i]);
+        }
     }
-    ckpt_sha256_release(&ctx);
-    free(p);
+    free(data);
 }
 END_TEST
+
+/* ---- RFC 6962 ---- */
 
 /* The certificate-transparency project's reference tree: leaves and the root of the first 1..8. */
 static const struct {
@@ -335,8 +348,8 @@ START_TEST(tensor_digest_of_several_leaves_matches_the_specification)
     uint8_t *data = malloc(n), leaves[3][32], out[32];
     for (size_t i = 0; i < n; i++)
         data[i] = (uint8_t)(i * 7 + (i >> 8));
-    ckpt_merkle_leaf2(&ctx, data, CKPT_LEAF_BYTES, leaves[0], data + CKPT_LEAF_BYTES,
-                      CKPT_LEAF_BYTES, leaves[1]);
+    ckpt_merkle_leaf(&ctx, data, CKPT_LEAF_BYTES, leaves[0]);
+    ckpt_merkle_leaf(&ctx, data + CKPT_LEAF_BYTES, CKPT_LEAF_BYTES, leaves[1]);
     ckpt_merkle_leaf(&ctx, data + 2 * CKPT_LEAF_BYTES, 6, leaves[2]);
     const int64_t dims[] = {(int64_t)n / 2};
     ckpt_tensor_digest(&ctx, CKPT_BF16, 1, dims, leaves[0], 3, out);
@@ -412,7 +425,7 @@ Suite *suite_hash(void)
     tcase_add_test(tc, stream_lengths_around_a_leaf_equal_evp);
     tcase_add_test(tc, stream_random_splits_equal_evp);
     tcase_add_test(tc, stream_alone_and_reused_equals_evp);
-    tcase_add_test(tc, merkle_leaf2_every_length_equals_prefixed_evp);
+    tcase_add_test(tc, stream_many_lanes_equal_evp);
     tcase_add_test(tc, merkle_root_matches_certificate_transparency_vectors);
     tcase_add_test(tc, merkle_root_equals_the_recursive_definition);
     tcase_add_test(tc, leaf_count_covers_the_last_partial_leaf);
