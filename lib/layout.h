@@ -36,7 +36,7 @@ typedef struct ckpt_row {
     const char *canon;
     const char *stored;
     const char *view;
-    const char *tag; /* "group=choice", e.g. "kda=fused", "latent_norm=separate"; NULL = always */
+    const char *tag; /* "group=choice", e.g. "kda=fused", "latent_norms=separate"; NULL = always */
 } ckpt_row;
 
 enum {

@@ -14,7 +14,7 @@
 #define LEGACY CKPT_FIXTURES "/mcore/legacy_tp2"
 #define FLA CKPT_FIXTURES "/fla/kda_trained"
 
-static char base[64];
+static char base[40];
 
 static void make_base(void)
 {
@@ -114,7 +114,7 @@ START_TEST(convert_bytes_do_not_depend_on_threads_or_memory)
     size_t n = convert(KIMI, "0", &o, &ways[0], root, first);
     ck_assert_uint_lt(n, 32);
     for (int i = 1; i < 4; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         ck_assert_uint_eq(convert(KIMI, name, &o, &ways[i], root2, again), n);
         ck_assert_mem_eq(first, again, 32 * n);

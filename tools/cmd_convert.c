@@ -276,7 +276,8 @@ static ckpt_status choose_mesh(conversion *c, ckpt_err *err)
 static void choose_values(conversion *c)
 {
     static const ckpt_dtype dtypes[] = {CKPT_F32, CKPT_BF16, CKPT_F16, CKPT_F32};
-    static const char *const norms[] = {NULL, "norms=fused", "norms=separate"};
+    static const char *const norms[] = {NULL, "latent_norms=fused,mlp_norms=fused",
+                                        "latent_norms=separate,mlp_norms=separate"};
     const convert_opts *o = c->o;
     ckpt_convert_opts *p = &c->plan_opts;
     p->layout = c->layout == c->model.layout ? NULL : c->layout;

@@ -3,7 +3,7 @@
  *
  * A pattern letter is one layer; '|' only marks pipeline stages. KDA is fused (decay and output gate
  * inside in_proj) when neither gate is low rank, else split: tag kda. TE models fuse norms into the
- * linear that follows, local ones keep modules: tag norms. shards=single is how checkpoints written
+ * linear that follows, local ones keep modules: tags latent_norms (MLA) and mlp_norms. shards=single is how checkpoints written
  * with singleton_local_shards name the parts of gated layers and experts.
  *
  * NoPE: mla_nope is no_rope_freq with a 1 for every layer, which pull 6877 honours in MLA (ordinary
@@ -50,18 +50,18 @@ static const ckpt_row rows[] = {
     {"blocks.{l}.mla.norm.weight",             "decoder.layers.{l}.input_layernorm.weight",                          "H", NULL},
     {"blocks.{l}.mla.q.weight",                "decoder.layers.{l}.self_attention.linear_q_proj.weight",             "N@head DN+DR | H", NULL},
     {"blocks.{l}.mla.q_a.weight",              "decoder.layers.{l}.self_attention.linear_q_down_proj.weight",        "RQ | H", NULL},
-    {"blocks.{l}.mla.q_a_norm.weight",         "decoder.layers.{l}.self_attention.linear_q_up_proj.layer_norm_weight", "RQ", "norms=fused"},
-    {"blocks.{l}.mla.q_a_norm.weight",         "decoder.layers.{l}.self_attention.q_layernorm.weight",               "RQ", "norms=separate"},
+    {"blocks.{l}.mla.q_a_norm.weight",         "decoder.layers.{l}.self_attention.linear_q_up_proj.layer_norm_weight", "RQ", "latent_norms=fused"},
+    {"blocks.{l}.mla.q_a_norm.weight",         "decoder.layers.{l}.self_attention.q_layernorm.weight",               "RQ", "latent_norms=separate"},
     {"blocks.{l}.mla.q_b.weight",              "decoder.layers.{l}.self_attention.linear_q_up_proj.weight",          "N@head DN+DR | RQ", NULL},
     {"blocks.{l}.mla.kv_a.weight",             "decoder.layers.{l}.self_attention.linear_kv_down_proj.weight",       "RK+DR | H", NULL},
-    {"blocks.{l}.mla.kv_a_norm.weight",        "decoder.layers.{l}.self_attention.linear_kv_up_proj.layer_norm_weight", "RK", "norms=fused"},
-    {"blocks.{l}.mla.kv_a_norm.weight",        "decoder.layers.{l}.self_attention.kv_layernorm.weight",              "RK", "norms=separate"},
+    {"blocks.{l}.mla.kv_a_norm.weight",        "decoder.layers.{l}.self_attention.linear_kv_up_proj.layer_norm_weight", "RK", "latent_norms=fused"},
+    {"blocks.{l}.mla.kv_a_norm.weight",        "decoder.layers.{l}.self_attention.kv_layernorm.weight",              "RK", "latent_norms=separate"},
     {"blocks.{l}.mla.kv_b.weight",             "decoder.layers.{l}.self_attention.linear_kv_up_proj.weight",         "N@head DN+DV | RK", NULL},
     {"blocks.{l}.mla.gate.weight",             "decoder.layers.{l}.self_attention.linear_gate.weight",               "GM@head | H", NULL},
     {"blocks.{l}.mla.o.weight",                "decoder.layers.{l}.self_attention.linear_proj.weight",               "H | N@head DV", NULL},
 
-    {"blocks.{l}.mlp.norm.weight",             "decoder.layers.{l}.mlp.linear_fc1.layer_norm_weight",                "H", "norms=fused"},
-    {"blocks.{l}.mlp.norm.weight",             "decoder.layers.{l}.pre_mlp_layernorm.weight",                        "H", "norms=separate"},
+    {"blocks.{l}.mlp.norm.weight",             "decoder.layers.{l}.mlp.linear_fc1.layer_norm_weight",                "H", "mlp_norms=fused"},
+    {"blocks.{l}.mlp.norm.weight",             "decoder.layers.{l}.pre_mlp_layernorm.weight",                        "H", "mlp_norms=separate"},
     {"blocks.{l}.mlp.gate.weight",             "decoder.layers.{l}.mlp.linear_fc1.weight",                           "2=0@unit F@tp | H", "shards=joint"},
     {"blocks.{l}.mlp.up.weight",               "decoder.layers.{l}.mlp.linear_fc1.weight",                           "2=1@unit F@tp | H", "shards=joint"},
     {"blocks.{l}.mlp.gate.weight",             "decoder.layers.{l}.mlp.linear_fc1.weight_w",                         "F@tp | H", "shards=single"},
@@ -746,7 +746,7 @@ const ckpt_layout ckpt_layout_megatron_hybrid = {
     .ignored = ignored,
     .required = required,
     .config_kind = CKPT_CONFIG_MEGATRON,
-    .default_tags = "kda=fused,norms=fused,shards=joint",
+    .default_tags = "kda=fused,latent_norms=fused,mlp_norms=fused,shards=joint",
     .claims = claims,
     .config_read = config_read,
     .config_write = config_write,
