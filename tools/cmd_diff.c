@@ -101,6 +101,19 @@ static bool same_stored_names(const comparison *c)
     return true;
 }
 
+static ckpt_status note_partial(comparison *c, int side, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    const ckpt_model *m = &c->model[side];
+    for (size_t i = 0; status == CKPT_OK && i < m->n_notes; i++)
+        if (strncmp(m->notes[i], "partial: ", 9) == 0)
+            status = add_note(
+                c,
+                ckpt_arena_printf(&c->tool->arena, "%s is %s", side == 0 ? "A" : "B", m->notes[i]),
+                err);
+    return status;
+}
+
 static ckpt_status open_both(comparison *c, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -109,6 +122,7 @@ static ckpt_status open_both(comparison *c, ckpt_err *err)
         CKPT_CHECK(ckpt_tool_open(c->tool, &c->src[s], c->tool->operands.items[s], -1, err));
         ckpt_tool_warnings(c->tool, &c->src[s]);
         CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model[s], &c->src[s], &bind, err));
+        CKPT_CHECK(note_partial(c, s, err));
     }
     const ckpt_layout *a = c->model[0].layout, *b = c->model[1].layout;
     bool comparable = a != NULL && b != NULL && strcmp(a->family, b->family) == 0;

@@ -25,11 +25,162 @@ ckpt_status ckpt_tool_open(ckpt_tool *tool, ckpt_source *src, const char *path, 
     return status;
 }
 
+/* ---- what the manifest beside the data adds ---------------------------------------------------- */
+
+static ckpt_status CKPT_PRINTF(3, 4)
+    add_note(ckpt_model *model, ckpt_err *err, const char *fmt, ...)
+{
+    ckpt_buf b = {0};
+    va_list ap;
+    va_start(ap, fmt);
+    ckpt_buf_vprintf(&b, fmt, ap);
+    va_end(ap);
+    size_t cap = model->n_notes;
+    void *notes = model->notes;
+    ckpt_status status = ckpt_grow(&notes, &cap, model->n_notes + 1, sizeof *model->notes, err);
+    model->notes = notes;
+    char *text = b.failed ? NULL : ckpt_arena_strndup(&model->arena, (const char *)b.data, b.len);
+    ckpt_buf_release(&b);
+    if (status == CKPT_OK && text == NULL)
+        status = ckpt_tool_no_memory(err);
+    if (status == CKPT_OK)
+        model->notes[model->n_notes++] = text;
+    return status;
+}
+
+#define MISSING "missing tensor "
+
+static bool is_missing(const char *note)
+{
+    return strncmp(note, MISSING, sizeof MISSING - 1) == 0;
+}
+
+static const ckpt_layout *layout_named(const char *name)
+{
+    for (size_t i = 0; name != NULL && ckpt_layouts[i] != NULL; i++)
+        if (strcmp(ckpt_layouts[i]->name, name) == 0)
+            return ckpt_layouts[i];
+    return NULL;
+}
+
+static bool lists_exactly(const ckpt_manifest *m, const ckpt_model *model)
+{
+    if (m->n_tensors != model->n_tensors)
+        return false;
+    for (size_t i = 0; i < model->n_tensors; i++)
+        if (ckpt_manifest_find_tensor(m, model->tensors[i].name) < 0)
+            return false;
+    return true;
+}
+
+/* Nothing but absence is forgiven: any other contradiction stays an error. */
+static bool only_missing(const ckpt_model *model)
+{
+    for (size_t i = 0; i < model->n_notes; i++)
+        if (!is_missing(model->notes[i]))
+            return false;
+    return true;
+}
+
+/* One note in place of one a missing tensor. */
+static ckpt_status note_partial(ckpt_model *model, ckpt_err *err)
+{
+    enum { SHOWN = 4 };
+    ckpt_status status;
+    ckpt_buf b = {0};
+    size_t n = 0, kept = 0;
+    for (size_t i = 0; i < model->n_notes; i++) {
+        if (!is_missing(model->notes[i])) {
+            model->notes[kept++] = model->notes[i];
+            continue;
+        }
+        if (n++ < SHOWN)
+            ckpt_buf_printf(&b, "%s%s", n > 1 ? ", " : "", model->notes[i] + sizeof MISSING - 1);
+    }
+    model->n_notes = kept;
+    if (n > SHOWN)
+        ckpt_buf_printf(&b, " and more");
+    status = add_note(model, err, "partial: the manifest lists %zu tensor%s%s%s", model->n_tensors,
+                      model->n_tensors == 1 ? "" : "s", n > 0 ? ", missing " : "",
+                      b.data != NULL ? (const char *)b.data : ", not the whole model");
+    ckpt_buf_release(&b);
+    return status;
+}
+
+static bool is_whole(const ckpt_model *model)
+{
+    for (size_t i = 0; i < model->n_notes; i++)
+        if (is_missing(model->notes[i]))
+            return false;
+    return model->layout != NULL;
+}
+
+/* What `convert --include` wrote lacks tensors on purpose. When the manifest lists exactly what is
+ * there, that is not damage. *partial tells whether the model was bound in this way. */
+static ckpt_status bind_partial(ckpt_model *out, ckpt_source *src, const ckpt_model_opts *opts,
+                                const ckpt_manifest *m, bool *partial, ckpt_err *err)
+{
+    ckpt_model_opts bind = *opts;
+    *partial = false;
+    bind.layout = layout_named(m->layout);
+    bind.lenient = true;
+    if (bind.layout == NULL || ckpt_model_bind(out, src, &bind, NULL) != CKPT_OK)
+        return CKPT_OK;
+    *partial = lists_exactly(m, out) && (opts->lenient || only_missing(out)) &&
+               (opts->lenient || opts->allow_unknown || out->n_extras == 0);
+    if (*partial)
+        return note_partial(out, err);
+    ckpt_model_release(out);
+    return CKPT_OK;
+}
+
+/* Resharding leaves the training arguments as they were, so the manifest knows better. */
+static ckpt_status take_mesh(ckpt_model *model, const ckpt_manifest *m, ckpt_err *err)
+{
+    const ckpt_source *src = model->src;
+    ckpt_status status = CKPT_OK;
+    if (src->config_kind != CKPT_CONFIG_MEGATRON || m->container == NULL ||
+        strcmp(m->container, src->container->name) != 0)
+        return CKPT_OK;
+    int64_t embed = ckpt_model_find(model, "embed.weight");
+    size_t cuts = embed >= 0 ? src->tensors[model->tensors[embed].stored].n_chunks : 0;
+    if (cuts > 0 && (int64_t)cuts != m->mesh.tp)
+        status = add_note(model, err, "mesh: the manifest says tp %d, the embedding is cut in %zu",
+                          m->mesh.tp, cuts);
+    model->mesh = m->mesh;
+    return status;
+}
+
 ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
                            const ckpt_model_opts *opts, ckpt_err *err)
 {
+    static const ckpt_model_opts defaults = {0};
+    ckpt_manifest manifest = {0};
+    bool found = false, partial = false;
     (void)tool;
+    if (opts == NULL)
+        opts = &defaults;
     ckpt_status status = ckpt_model_bind(model, src, opts, err);
+    /* a manifest that cannot be read is reported by the commands that compare with it */
+    if (ckpt_manifest_load(src, &manifest, &found, NULL) != CKPT_OK)
+        found = false;
+    bool free_choice = opts->layout == NULL && opts->layout_group == NULL;
+    if (found && free_choice && status != CKPT_E_NOMEM && status != CKPT_E_IO &&
+        status != CKPT_E_INTERRUPTED && (status != CKPT_OK || !is_whole(model))) {
+        ckpt_model other = {0};
+        ckpt_err why = {0};
+        ckpt_status again = bind_partial(&other, src, opts, &manifest, &partial, &why);
+        if (partial) {
+            ckpt_model_release(model);
+            *model = other;
+            status = again;
+            if (err != NULL)
+                *err = why;
+        }
+    }
+    if (found && status == CKPT_OK)
+        status = take_mesh(model, &manifest, err);
+    ckpt_manifest_release(&manifest);
     if (status != CKPT_OK)
         ckpt_tool_frame(err, src->path);
     return status;

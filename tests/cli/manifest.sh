@@ -23,3 +23,11 @@ rc 0 verify d.safetensors --values
 size=$(stat -c %s d.safetensors)
 printf '\x00\x00\xc0\x7f' | dd of=d.safetensors bs=1 seek=$((size - 4)) conv=notrunc status=none
 rc 1 verify d.safetensors --values; out "tensor 'c': 1 NaN, 0 infinite, first at \[0, 1\]"
+
+# what --include wrote is partial, not damaged, as long as its manifest lists just what is there
+rc 0 convert $k part --include 'blocks.0.*'
+rc 0 verify part --hash --files; out 'partial: the manifest lists 16 tensors, missing embed.weight'
+rc 0 inspect part; out '^layout +hf:kimi_linear'; err 'partial: the manifest lists 16'
+rc 0 diff part part; out 'A is partial: '; rc 1 diff part $k; out '^16 identical, 135 only in B$'
+rc 0 convert part part2 --to torch_dist --layout megatron; rc 0 verify part2 --hash; rc 0 diff part part2
+rm part/ckpt.manifest.json; rc 3 verify part; err 'missing tensor embed.weight'

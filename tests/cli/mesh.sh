@@ -12,3 +12,6 @@ for mesh in '--tp 1' '--tp 2' '--tp 4' '--pp 2' '--ep 4' '--tp 2 --ep 2' '--tp 4
     rc 0 diff $m y
 done
 rc 0 convert $m z --tp 4 --pp 2; rc 0 convert z w --tp 1; rc 0 diff $m w
+# the arguments that travel in the common state are stale after resharding: the manifest is not
+rc 0 inspect z; out '^mesh +tp 4, pp 2'
+rc 0 convert z v --json; out "\"mesh\":\{\"tp\":4,\"pp\":2,\"ep\":1,"
