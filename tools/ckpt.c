@@ -87,7 +87,7 @@ static void program_help(FILE *out)
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(out, "  %-10s %s%s\n", commands[i]->name, commands[i]->what,
                 commands[i]->run == NULL ? " (not built yet)" : "");
-    fprintf(out, "\n  ckpt COMMAND --help   options of a command\n"
+    fprintf(out, "\n  ckpt help COMMAND     options of a command, as ckpt COMMAND --help\n"
                  "  ckpt --version        version\n\n"
                  "exit codes: 0 success, 1 differs or failed verification, 2 usage, 3 malformed "
                  "input,\n            4 unsupported or refused, 5 I/O, 130 interrupted\n");
@@ -95,6 +95,10 @@ static void program_help(FILE *out)
 
 static void command_help(const ckpt_command *command)
 {
+    if (command->run == NULL) {
+        printf("usage: ckpt %s ...\n\n%s: not built yet\n", command->name, command->what);
+        return;
+    }
     ckpt_buf b = {0};
     ckpt_opt_table own = {"options", command->opts, NULL};
     ckpt_opt_table global = {"every command", global_opts, NULL};
@@ -147,7 +151,7 @@ static void begin_json(ckpt_tool *tool)
 static void end_json(ckpt_tool *tool, ckpt_status status, const ckpt_err *err)
 {
     ckpt_jw *w = &tool->json;
-    if (w->depth != 1 || w->buf.failed) {
+    if (w->depth != 1 || w->buf.failed) { /* the command did not come to its end, or to a start */
         ckpt_buf_release(&w->buf);
         *w = (ckpt_jw){0};
         begin_json(tool);
@@ -172,11 +176,17 @@ static ckpt_status flush_stdout(ckpt_status status, ckpt_err *err)
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
         return status;
+    if (errno == 0) { /* a write before this one failed: trying once more says why */
+        clearerr(stdout);
+        if (putchar('\n') != EOF)
+            (void)fflush(stdout);
+    }
     if (errno == EPIPE) {
         signal(SIGPIPE, SIG_DFL);
         raise(SIGPIPE);
     }
-    return status == CKPT_OK ? ckpt_fail_errno(err, errno, "standard output") : status;
+    return status == CKPT_OK ? ckpt_fail_errno(err, errno != 0 ? errno : EIO, "standard output")
+                             : status;
 }
 
 static bool want_color(int choice)
@@ -250,8 +260,16 @@ done:
 /* --json asked for before the command line parsed to its end still gets a document. */
 static bool asks_for_json(int argc, char **argv)
 {
-    for (int i = 0; i < argc; i++)
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
         if (strcmp(argv[i], "--json") == 0)
+            return true;
+    return false;
+}
+
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
             return true;
     return false;
 }
@@ -269,33 +287,72 @@ static int finish(ckpt_tool *tool, ckpt_status status, ckpt_err *err)
     return ckpt_exit_code(status);
 }
 
+/* What is said before any command runs: versions, help. */
+static int finish_plain(ckpt_status status, ckpt_err *err)
+{
+    status = flush_stdout(status, err);
+    if (status != CKPT_OK)
+        fprintf(stderr, "ckpt: %s\n", err->text);
+    return ckpt_exit_code(status);
+}
+
+static int no_such_command(ckpt_tool *tool, const char *name, ckpt_err *err)
+{
+    const ckpt_command unknown = {.name = name};
+    tool->command = &unknown;
+    if (tool->g.json)
+        end_json(tool, CKPT_E_USAGE, err);
+    ckpt_buf_release(&tool->json.buf);
+    return finish_plain(CKPT_E_USAGE, err);
+}
+
+/* ckpt help [COMMAND] */
+static int help(int argc, char **argv)
+{
+    ckpt_err err = {0};
+    ckpt_status status = CKPT_OK;
+    const ckpt_command *command = argc > 0 ? find_command(argv[0], &err) : NULL;
+    if (argc == 0)
+        program_help(stdout);
+    else if (argc > 1)
+        status = ckpt_fail(&err, CKPT_E_USAGE, "unexpected operand '%s'; usage: ckpt help COMMAND",
+                           argv[1]);
+    else if (command == NULL)
+        status = CKPT_E_USAGE;
+    else
+        command_help(command);
+    return finish_plain(status, &err);
+}
+
 int main(int argc, char **argv)
 {
     ckpt_err err = {0};
     ckpt_tool tool = {.g = {.memory = (uint64_t)1 << 30}};
+    ckpt_status status;
     if (argc < 2) {
         program_help(stderr);
         return ckpt_exit_code(CKPT_E_USAGE);
     }
     if (strcmp(argv[1], "--version") == 0) {
         printf("ckpt %s\n", CKPT_VERSION);
-        return fflush(stdout) == 0 ? 0 : ckpt_exit_code(CKPT_E_IO);
+        return finish_plain(CKPT_OK, &err);
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        (strcmp(argv[1], "help") == 0 && argc == 2)) {
-        program_help(stdout);
-        return fflush(stdout) == 0 ? 0 : ckpt_exit_code(CKPT_E_IO);
-    }
-    tool.command = find_command(argv[1], &err);
-    if (tool.command == NULL) {
-        fprintf(stderr, "ckpt: %s\n", err.text);
-        return ckpt_exit_code(CKPT_E_USAGE);
-    }
-    if (tool.command->run == NULL) {
-        fprintf(stderr, "ckpt: %s: not built yet\n", tool.command->name);
-        return ckpt_exit_code(CKPT_E_UNSUPPORTED);
-    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+        return help(0, NULL);
+    if (strcmp(argv[1], "help") == 0)
+        return help(argc - 2, argv + 2);
     tool.g.json = asks_for_json(argc - 2, argv + 2);
-    ckpt_status status = run_command(&tool, argc - 2, argv + 2, &err);
+    tool.command = find_command(argv[1], &err);
+    if (tool.command == NULL)
+        return no_such_command(&tool, argv[1], &err);
+    if (tool.command->run != NULL) {
+        status = run_command(&tool, argc - 2, argv + 2, &err);
+    } else if (asks_for_help(argc - 2, argv + 2)) {
+        tool.g.help = true;
+        command_help(tool.command);
+        status = CKPT_OK;
+    } else {
+        status = ckpt_fail(&err, CKPT_E_UNSUPPORTED, "not built yet");
+    }
     return finish(&tool, status, &err);
 }
