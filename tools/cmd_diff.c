@@ -184,6 +184,24 @@ done:
     return status;
 }
 
+/* A pattern that is misspelt must not pass for "nothing differs". */
+static ckpt_status check_selection(const comparison *c, ckpt_err *err)
+{
+    const ckpt_strings *lists[] = {&c->o->include, &c->o->exclude};
+    ckpt_buf b = {0};
+    if (c->n_entries > 0 || lists[0]->n + lists[1]->n == 0)
+        return CKPT_OK;
+    for (int l = 0; l < 2; l++)
+        for (size_t i = 0; i < lists[l]->n; i++)
+            ckpt_buf_printf(&b, "%s%s '%s'", b.len > 0 ? ", " : "",
+                            l == 0 ? "--include" : "--exclude", lists[l]->items[i]);
+    ckpt_status status = ckpt_fail(err, CKPT_E_USAGE, "%s leave%s no tensor on either side",
+                                   b.data != NULL ? (const char *)b.data : "?",
+                                   lists[0]->n + lists[1]->n == 1 ? "s" : "");
+    ckpt_buf_release(&b);
+    return status;
+}
+
 static ckpt_status allocate(comparison *c, ckpt_err *err)
 {
     ckpt_arena *arena = &c->tool->arena;
@@ -419,9 +437,18 @@ static void print_text(comparison *c)
     if (c->o->atol > 0 || c->o->rtol > 0)
         printf("tolerance: |a-b| <= %g + %g*|b|\n", c->o->atol, c->o->rtol);
     printf("%zu identical", c->count[SAME]);
-    for (int k = 0; k < N_KINDS; k++)
-        if (k != SAME && c->count[k] > 0)
-            printf(", %zu %s", c->count[k], kind_names[k]);
+    for (int k = 0; k < N_KINDS; k++) {
+        const char *differ = c->count[k] == 1 ? "differs" : "differ";
+        if (k == SAME || c->count[k] == 0)
+            continue;
+        printf(", %zu ", c->count[k]);
+        if (k == OBJECT)
+            printf("object%s %s", ckpt_tool_plural(c->count[k]), differ);
+        else if (k == SHAPE || k == DTYPE || k == VALUE)
+            printf("%s in %s", differ, kind_names[k]);
+        else
+            printf("%s", kind_names[k]);
+    }
     printf("\n");
 }
 
@@ -481,6 +508,7 @@ static ckpt_status diff(comparison *c, bool *different, ckpt_err *err)
     CKPT_CHECK(open_both(c, err));
     CKPT_CHECK(allocate(c, err));
     CKPT_CHECK(pair(c, err));
+    CKPT_CHECK(check_selection(c, err));
     CKPT_CHECK(compare_values(c, err));
     if (c->o->objects)
         CKPT_CHECK(compare_objects(c, err));

@@ -101,7 +101,7 @@ static ckpt_status note_partial(ckpt_model *model, ckpt_err *err)
     if (n > SHOWN)
         ckpt_buf_printf(&b, " and more");
     status = add_note(model, err, "partial: the manifest lists %zu tensor%s%s%s", model->n_tensors,
-                      model->n_tensors == 1 ? "" : "s", n > 0 ? ", missing " : "",
+                      ckpt_tool_plural(model->n_tensors), n > 0 ? ", missing " : "",
                       b.data != NULL ? (const char *)b.data : ", not the whole model");
     ckpt_buf_release(&b);
     return status;
@@ -289,6 +289,11 @@ bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strin
     if (include->n > 0 && !ckpt_glob_any(include, t->name) && !ckpt_glob_any(include, stored))
         return false;
     return !ckpt_glob_any(exclude, t->name) && !ckpt_glob_any(exclude, stored);
+}
+
+const char *ckpt_tool_plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
 }
 
 const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh)

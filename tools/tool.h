@@ -79,6 +79,8 @@ bool ckpt_glob_any(const ckpt_strings *patterns, const char *name);
  * list selects everything. */
 bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strings *include,
                         const ckpt_strings *exclude);
+/* "s" unless n is 1. */
+const char *ckpt_tool_plural(uint64_t n);
 /* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */
 const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh);
 void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh);

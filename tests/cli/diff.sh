@@ -6,12 +6,14 @@ rc 0 diff a.safetensors a.safetensors; silent; out '^5 identical$'
 rc 1 diff a.safetensors b.safetensors; silent
 out '^value: e: max abs 1\.4[0-9]*e-45, .*max ulp 1, first at \[1, 1\], 25% changed'
 out '^dtype: o: U8 \[2\], I8 \[2\]$'; out '^shape: p: U8 \[2\], U8 \[1, 2\]$'
-out '^only in A: z$'; out '^only in B: y$'; out '^1 identical, '
+out '^only in A: z$'; out '^only in B: y$'; out '^1 identical, 1 only in A, 1 only in B, 1 differs in shape, 1 differs in dtype, 1 differs in value$'
 rc 1 diff a.safetensors b.safetensors --limit 1; out 'and 4 more'
 rc 0 diff a.safetensors b.safetensors --include i
 rc 0 diff a.safetensors b.safetensors --include 'e' --atol 1e-30; out '^within tolerance: e'; out 'tolerance: '
 rc 1 diff a.safetensors b.safetensors --include e --rtol 0.5
 rc 0 diff a.safetensors b.safetensors --exclude '[eopyz]'
+rc 2 diff a.safetensors b.safetensors --include 'nothing*'; one_line; err "--include 'nothing\*' leaves no tensor"
+rc 2 diff a.safetensors b.safetensors --include e --exclude '*'; one_line; err "--exclude '\*' leave no tensor"
 rc 1 diff a.safetensors b.safetensors --quiet; [ ! -s $OUT ] || fail 'quiet is not'
 rc 0 diff a.safetensors a.safetensors --verbose; out '^identical: e$'
 # a difference in the sign of zero is a difference
