@@ -50,6 +50,7 @@ typedef struct inspection {
     group_list dtypes, modules;
     uint64_t parameters, bytes, n_selected;
     const char *contradiction; /* why no layout could be bound, or NULL */
+    const char *unmatched;     /* the pattern that selects nothing, or NULL */
 } inspection;
 
 static uint64_t elements_of(int rank, const int64_t *dims)
@@ -100,6 +101,8 @@ static void select_tensors(inspection *in, const char *pattern)
         in->canon[i] = in->stored[in->model.tensors[i].stored];
     for (size_t i = 0; i < in->src.n_tensors; i++)
         in->n_selected += in->stored[i];
+    if (pattern != NULL && in->n_selected == 0)
+        in->unmatched = ckpt_arena_printf(&in->tool->arena, "'%s' matches no tensor", pattern);
 }
 
 static ckpt_status add_to(group_list *list, const char *name, uint64_t elements, uint64_t bytes,
@@ -270,8 +273,9 @@ static void print_summary(inspection *in)
            ckpt_paint_off(in->tool->color), ckpt_count(arena, in->n_selected));
     if (in->n_selected != in->src.n_tensors)
         printf(" of %s", ckpt_count(arena, in->src.n_tensors));
-    printf(", %s in %zu files; %zu objects\n", ckpt_human(arena, in->bytes), in->src.n_files,
-           in->src.n_objects);
+    printf(", %s in %zu file%s; %zu object%s\n", ckpt_human(arena, in->bytes), in->src.n_files,
+           ckpt_tool_plural(in->src.n_files), in->src.n_objects,
+           ckpt_tool_plural(in->src.n_objects));
     field(in, "parameters", ckpt_count(arena, in->parameters));
 }
 
@@ -340,6 +344,18 @@ static const char *real_cell(ckpt_arena *arena, double v)
     return text != NULL ? text : "?";
 }
 
+/* The main table shows stored names: the canonical one follows where it is another. */
+static const char *both_names(inspection *in, size_t canon)
+{
+    ckpt_arena *arena = &in->tool->arena;
+    const ckpt_canon *t = &in->model.tensors[canon];
+    const char *stored = in->src.tensors[t->stored].name;
+    if (strcmp(stored, t->name) == 0)
+        return ckpt_clean(arena, stored);
+    const char *text = ckpt_arena_printf(arena, "%s = %s", stored, t->name);
+    return text != NULL ? ckpt_clean(arena, text) : "?";
+}
+
 static void print_stats(inspection *in)
 {
     ckpt_arena *arena = &in->tool->arena;
@@ -351,7 +367,7 @@ static void print_stats(inspection *in)
         const ckpt_stats *s = &in->stats[i];
         if (!in->canon[i])
             continue;
-        ckpt_table_cell(&table, ckpt_clean(arena, in->model.tensors[i].name));
+        ckpt_table_cell(&table, both_names(in, i));
         if (!has_stats(in->model.tensors[i].dtype) || s->n == 0) {
             for (int c = 1; c < 8; c++)
                 ckpt_table_cell(&table, "-");
@@ -381,8 +397,7 @@ static ckpt_status print_heads(inspection *in, ckpt_err *err)
         ckpt_status status = head_values(in, i, &values, &n, err);
         if (status != CKPT_OK)
             return status;
-        printf("%s%s%s:", ckpt_paint_on(in->tool->color, CKPT_BOLD),
-               ckpt_tool_clean(in->tool, in->model.tensors[i].name),
+        printf("%s%s%s:", ckpt_paint_on(in->tool->color, CKPT_BOLD), both_names(in, i),
                ckpt_paint_off(in->tool->color));
         for (size_t k = 0; k < n; k++) {
             char text[32];
@@ -521,6 +536,8 @@ done:
 
 static void print_flags(inspection *in)
 {
+    if (in->unmatched != NULL)
+        ckpt_tool_warn(in->tool, "%s: %s", in->src.path, in->unmatched);
     for (size_t i = 0; i < in->src.n_objects; i++) {
         const ckpt_object *o = &in->src.objects[i];
         if (o->unknown_global != NULL)
@@ -662,7 +679,10 @@ static ckpt_status write_json(inspection *in, ckpt_err *err)
     ckpt_jw_string(w, "family", m->layout != NULL ? m->layout->family : NULL);
     ckpt_jw_string(w, "choices", m->tags);
     ckpt_tool_json_mesh(w, &m->mesh);
-    ckpt_jw_int(w, "iteration", in->src.iteration);
+    if (in->src.iteration >= 0)
+        ckpt_jw_int(w, "iteration", in->src.iteration);
+    else
+        ckpt_jw_string(w, "iteration", NULL);
     ckpt_jw_u64(w, "parameters", in->parameters);
     ckpt_jw_u64(w, "bytes", in->bytes);
     ckpt_jw_open(w, "tensors", '[');
@@ -681,7 +701,12 @@ static ckpt_status write_json(inspection *in, ckpt_err *err)
         ckpt_jw_json(w, "common", in->src.common);
         ckpt_jw_json(w, "metadata", in->src.metadata);
     }
-    ckpt_jw_lines(w, "warnings", in->src.warnings, in->src.n_warnings);
+    ckpt_jw_open(w, "warnings", '[');
+    for (size_t i = 0; i < in->src.n_warnings; i++)
+        ckpt_jw_string(w, NULL, in->src.warnings[i]);
+    if (in->unmatched != NULL)
+        ckpt_jw_string(w, NULL, in->unmatched);
+    ckpt_jw_close(w, ']');
     ckpt_jw_lines(w, "notes", m->notes, m->n_notes);
     if (in->contradiction != NULL)
         ckpt_jw_string(w, "contradiction", in->contradiction);

@@ -6,11 +6,12 @@ out '^parameters +[0-9,]+'; out '^lm_head.weight +F32 +\[320, 64\] +1 '; out '^k
 out '"kda_heads": *2'
 rc 0 inspect $k 'lm_head.*'; out '^lm_head'; no_out '^model\.'
 rc 0 inspect $k 'blocks.0.kda.q.weight'; out 'self_attn.q_proj.weight'; no_out 'k_proj'
-rc 0 inspect $k 'nothing*'; out '0 stored of 151'
+rc 0 inspect $k 'nothing*'; out '0 stored of 151'; one_line; err "'nothing\*' matches no tensor"
+rc 0 inspect $k 'nothing*' --json; out '"warnings":\[.*matches no tensor"'; out '"iteration":null'
 rc 0 inspect $k --verbose 'lm_head*'; out '^  = head.weight'
 rc 0 inspect $k --tree; out '^model  \('; out '^      input_layernorm|^    0  \('
-rc 0 inspect $k 'lm_head.weight' --stats; out '^head.weight +-[0-9.]+ +[0-9.]+'
-rc 0 inspect $k 'lm_head.weight' --head 3; out '^head.weight: -?[0-9.e-]+ -?[0-9.e-]+ -?[0-9.e-]+$'
+rc 0 inspect $k 'lm_head.weight' --stats; out '^lm_head.weight = head.weight +-[0-9.]+ +[0-9.]+'
+rc 0 inspect $k 'lm_head.weight' --head 3; out '^lm_head.weight = head.weight: -?[0-9.e-]+ -?[0-9.e-]+ -?[0-9.e-]+$'
 rc 0 inspect $k --quiet; [ ! -s $OUT ] || fail 'quiet is not'
 rc 0 inspect $k --color always; out $'\033\\[1m'
 rc 0 inspect $k --color never; no_out $'\033'
@@ -29,4 +30,8 @@ for f in torch_save_zip.pt torch_save_legacy.pt torch_save_proto4.pt state_dict.
 done
 for f in dcp_2rank dcp_hf_sharded; do rc 0 inspect $FIXTURES/torch/$f --stats --head 2; done
 "$CKPT" inspect $k >/dev/full 2>$ERR; [ $? -eq 5 ] || fail 'a full stdout is not an error'
-err 'standard output'
+err 'standard output: No space left'
+for args in "inspect $k --json" 'inspect --help' --help --version help 'help diff'; do
+    "$CKPT" $args >/dev/full 2>$ERR; [ $? -eq 5 ] || fail "$args >/dev/full is not an error"
+    one_line; err 'standard output: No space left on device$'
+done
