@@ -40,6 +40,9 @@ typedef struct ckpt_convert_result {
     ckpt_tensor_hash *tensors; /* per plan->results */
     ckpt_file_hash *files;     /* per plan->sink.files */
     uint8_t root[CKPT_SHA256_LEN];
+    /* Of the whole source model as it was, whatever the plan casts; known only when every tensor of
+     * the model takes part as itself (none left out, none folded), else false and zeros. */
+    bool has_source_root;
     uint8_t source_root[CKPT_SHA256_LEN];
     uint64_t bytes;        /* written */
     uint64_t buffer_bytes; /* arena actually allocated */

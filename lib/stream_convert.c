@@ -421,9 +421,9 @@ done:
 
 /* ---- after the run ----------------------------------------------------------------------------- */
 
-/* Tensor digests, the root of what was written, and the root of what it was made from. The source
- * root covers the converted tensors as they were; a folded one has no counterpart and is left out,
- * so then the roots differ, as they must. */
+/* Tensor digests, the root of what was written, and the root of what it was made from: of the whole
+ * source model as it was. When tensors were left out or folded their digests are not known, and
+ * there is no source root: the root of a part would pass for that of the whole. */
 static ckpt_status finish_tensors(convert_job *c, ckpt_sha256 *sha, ckpt_tensor_hash *originals,
                                   ckpt_convert_result *out, ckpt_err *err)
 {
@@ -440,7 +440,11 @@ static ckpt_status finish_tensors(convert_job *c, ckpt_sha256 *sha, ckpt_tensor_
         names[i] = r->name;
     }
     CKPT_CHECK(ckpt_finish_root(out->tensors, names, plan->n_results, out->root, err));
-    for (size_t i = 0; i < plan->n_results; i++) {
+    for (size_t i = 0; i < plan->n_results; i++)
+        n += plan->results[i].model_tensor >= 0;
+    out->has_source_root = n == plan->model->n_tensors;
+    n = 0;
+    for (size_t i = 0; out->has_source_root && i < plan->n_results; i++) {
         const ckpt_result_tensor *r = &plan->results[i];
         if (r->model_tensor < 0)
             continue;
@@ -453,7 +457,8 @@ static ckpt_status finish_tensors(convert_job *c, ckpt_sha256 *sha, ckpt_tensor_
         names[n] = r->name;
         originals[n++] = *o;
     }
-    CKPT_CHECK(ckpt_finish_root(originals, names, n, out->source_root, err));
+    if (out->has_source_root)
+        CKPT_CHECK(ckpt_finish_root(originals, names, n, out->source_root, err));
 done:
     free(names);
     return status;

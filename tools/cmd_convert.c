@@ -25,6 +25,7 @@ static const char *const to_names[] = {NULL, "safetensors", "torch_dist", "torch
 enum { LAYOUT_KEEP, LAYOUT_HF, LAYOUT_MEGATRON, LAYOUT_FLA };
 static const char *const group_names[] = {NULL, "hf", "megatron", "fla"};
 enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
+#define UNDECODED " tensor is not decoded" /* how containers warn of one */
 #define OPTIMIZER_PREFIX "optimizer."
 
 #define AT(field) offsetof(convert_opts, field)
@@ -92,12 +93,25 @@ typedef struct conversion {
     ckpt_commit commit;
     ckpt_manifest manifest; /* of the target */
     ckpt_convert_result result;
-    ckpt_buf text; /* the manifest */
-    size_t optimizer_tensors;
+    ckpt_buf text;            /* the manifest */
+    size_t optimizer_tensors; /* of the source */
+    size_t optimizer_dropped; /* of these, taken out before binding */
+    size_t undecoded;         /* tensors that the container cannot decode */
     double seconds;
 } conversion;
 
+static const char *plural(size_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 /* ---- source ---------------------------------------------------------------------------------- */
+
+static bool ends_with(const char *s, const char *suffix)
+{
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && strcmp(s + n - m, suffix) == 0;
+}
 
 static ckpt_status check_options(const conversion *c, ckpt_err *err)
 {
@@ -140,6 +154,7 @@ static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
     for (size_t i = 0; i < src->n_objects; i++)
         if (!is_optimizer(src->objects[i].name))
             src->objects[kept_objects++] = src->objects[i];
+    c->optimizer_dropped = src->n_tensors - kept;
     src->n_tensors = kept;
     src->n_objects = kept_objects;
     return CKPT_OK;
@@ -160,6 +175,8 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
         bind.layout = &c->map.layout;
     CKPT_CHECK(ckpt_tool_open(c->tool, &c->src, c->src_path, c->o->iteration, err));
     ckpt_tool_warnings(c->tool, &c->src);
+    for (size_t i = 0; i < c->src.n_warnings; i++)
+        c->undecoded += ends_with(c->src.warnings[i], UNDECODED);
     if (!c->o->dry_run)
         CKPT_CHECK(ckpt_convert_apart_files(&c->src, c->dst_path, err));
     if (!c->o->allow_unknown_objects)
@@ -176,12 +193,6 @@ done:
 }
 
 /* ---- target ---------------------------------------------------------------------------------- */
-
-static bool ends_with(const char *s, const char *suffix)
-{
-    size_t n = strlen(s), m = strlen(suffix);
-    return n >= m && strcmp(s + n - m, suffix) == 0;
-}
 
 static ckpt_status choose_container(conversion *c, ckpt_err *err)
 {
@@ -381,9 +392,8 @@ static void report_plan(conversion *c)
  * of the source took part as stored. */
 static ckpt_status check_source_root(const conversion *c, ckpt_err *err)
 {
-    if (!c->has_old || c->o->force || c->o->include.n > 0 || c->o->exclude.n > 0 ||
-        c->plan.n_lossy > 0 || c->plan.n_results != c->old.n_tensors ||
-        c->model.n_tensors != c->old.n_tensors)
+    if (!c->has_old || c->o->force || !c->result.has_source_root ||
+        c->plan.n_results != c->old.n_tensors)
         return CKPT_OK;
     if (memcmp(c->result.source_root, c->old.root, CKPT_SHA256_LEN) == 0)
         return CKPT_OK;
@@ -391,6 +401,34 @@ static ckpt_status check_source_root(const conversion *c, ckpt_err *err)
                      "%s: the tensors contradict the source's manifest; `ckpt verify --hash` names "
                      "them, --force converts them anyway",
                      c->src_path);
+}
+
+/* Tensors of the source that the result does not hold. */
+static size_t left_out(const conversion *c)
+{
+    enum { FOLDED = 2 }; /* tensors that become one */
+    size_t used = 0;
+    for (size_t i = 0; i < c->plan.n_results; i++)
+        used += c->plan.results[i].model_tensor >= 0 ? 1 : FOLDED;
+    size_t of_model = c->model.n_tensors > used ? c->model.n_tensors - used : 0;
+    return of_model + c->optimizer_dropped + c->undecoded;
+}
+
+/* The executor knows the source's root when it read all of it; else the source's own manifest may,
+ * if it lists every tensor. */
+static void settle_source_root(conversion *c)
+{
+    ckpt_convert_result *r = &c->result;
+    bool whole = c->undecoded == 0;
+    r->has_source_root = r->has_source_root && whole && c->optimizer_dropped == 0;
+    if (r->has_source_root || !whole || !c->has_old ||
+        c->old.n_tensors != c->model.n_tensors + c->optimizer_dropped)
+        return;
+    for (size_t i = 0; i < c->model.n_tensors; i++)
+        if (ckpt_manifest_find_tensor(&c->old, c->model.tensors[i].name) < 0)
+            return;
+    memcpy(r->source_root, c->old.root, CKPT_SHA256_LEN);
+    r->has_source_root = true;
 }
 
 static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
@@ -406,6 +444,7 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     m->layout = c->layout != NULL ? c->layout->name : NULL;
     m->family = c->layout != NULL ? c->layout->family : NULL;
     m->container = c->container->name;
+    m->has_source_root = c->result.has_source_root;
     m->mesh = c->plan_opts.mesh;
     m->created = ckpt_manifest_created(&c->src, &m->arena);
     CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->model, from_group,
@@ -484,6 +523,7 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     if (status != CKPT_OK)
         goto done;
     CKPT_CHECK(check_source_root(c, err));
+    settle_source_root(c);
     CKPT_CHECK(fill_manifest(c, err));
     CKPT_CHECK(write_sidecars(c, err));
     CKPT_CHECK(check_written(c, err));
@@ -499,15 +539,18 @@ done:
 static const char *why_root_differs(conversion *c)
 {
     ckpt_buf b = {0};
-    size_t cast = 0;
+    size_t cast = 0, missing = left_out(c);
     for (size_t i = 0; i < c->plan.n_results; i++)
         cast += c->plan.results[i].gather.from != c->plan.results[i].gather.to;
+    if (missing > 0)
+        ckpt_buf_printf(&b, "%zu tensor%s left out", missing, plural(missing));
     if (cast > 0)
-        ckpt_buf_printf(&b, "%zu tensors cast", cast);
+        ckpt_buf_printf(&b, "%s%zu tensor%s cast", b.len > 0 ? ", " : "", cast, plural(cast));
     if (c->plan.n_lossy > 0)
-        ckpt_buf_printf(&b, "%s%zu lossy steps", b.len > 0 ? ", " : "", c->plan.n_lossy);
+        ckpt_buf_printf(&b, "%s%zu lossy step%s", b.len > 0 ? ", " : "", c->plan.n_lossy,
+                        plural(c->plan.n_lossy));
     if (b.len == 0)
-        ckpt_buf_puts(&b, "not every tensor was taken over");
+        ckpt_buf_puts(&b, "the source's is another");
     const char *text = b.failed ? NULL : ckpt_arena_strdup(&c->tool->arena, (const char *)b.data);
     ckpt_buf_release(&b);
     return text != NULL ? text : "?";
@@ -517,7 +560,8 @@ static void print_summary(conversion *c)
 {
     char root[2 * CKPT_SHA256_LEN + 1];
     ckpt_arena *arena = &c->tool->arena;
-    bool equal = memcmp(c->result.root, c->result.source_root, CKPT_SHA256_LEN) == 0;
+    bool equal = c->result.has_source_root && left_out(c) == 0 &&
+                 memcmp(c->result.root, c->result.source_root, CKPT_SHA256_LEN) == 0;
     ckpt_hex(c->result.root, root);
     printf("%s tensors, %zu files, %s in %.2f s, root %s, %s%s%s%s\n",
            ckpt_count(arena, c->plan.n_results), c->plan.sink.n_files,
@@ -547,7 +591,10 @@ static void write_json(conversion *c)
         ckpt_convert_show_json(c->tool, &c->plan);
         return;
     }
-    ckpt_jw_hex(w, "source_root", c->result.source_root);
+    if (c->result.has_source_root)
+        ckpt_jw_hex(w, "source_root", c->result.source_root);
+    else
+        ckpt_jw_string(w, "source_root", NULL);
     ckpt_jw_hex(w, "root", c->result.root);
     ckpt_jw_u64(w, "bytes", c->result.bytes);
     ckpt_jw_real(w, "seconds", c->seconds);

@@ -1,6 +1,10 @@
 # --include, --exclude, --rename, --dry-run, --max-shard-size.
 k=$FIXTURES/hf/kimi_linear_tiny
-rc 0 convert $k a.safetensors --include '*.mlp.*' --include 'lm_head*'; err 'dropped: '; out 'root differs|equals'
+rc 0 convert $k a.safetensors --include '*.mlp.*' --include 'lm_head*'; err 'dropped: '; out 'root differs: 1[0-9]+ tensors left out$'
+rc 0 convert $k a1 --include '*.mlp.*' --json; out '"source_root":null'
+# the source's own manifest knows the root of the whole
+rc 0 convert $k a2; r=$(root_of); rc 0 convert a2 a3 --exclude 'lm_head*'; out 'root differs: 1 tensor left out$'
+rc 0 convert a2 a4 --exclude 'lm_head*' --json; out "\"source_root\":\"${r#root }\""
 rc 0 inspect a.safetensors; out '^lm_head'; no_out 'q_proj'
 rc 0 convert $k b --exclude 'blocks.*.moe.*' --exclude 'nothing' --verify; rc 0 inspect b; no_out 'experts\.0'
 rc 2 convert $k c --include 'zzz*'; one_line; absent c

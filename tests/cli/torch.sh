@@ -7,3 +7,4 @@ rc 0 diff $t/dcp_full_expected.pt $t/dcp_full_expected.safetensors
 rc 0 convert $t/dcp_full_expected.pt c.safetensors; rc 0 diff c.safetensors $t/dcp_full_expected.safetensors
 rc 4 convert $t/dcp_full_expected.pt d; one_line; err -- '--to'; absent d
 rc 0 verify $t/state_dict.bin
+rc 0 convert $t/torch_save_zip.pt z.safetensors; out 'root differs: 2 tensors left out$'
