@@ -96,6 +96,7 @@ typedef struct conversion {
     ckpt_buf text;            /* the manifest */
     size_t optimizer_tensors; /* of the source */
     size_t optimizer_dropped; /* of these, taken out before binding */
+    bool renamed;             /* the output reads back under other canonical names */
     size_t undecoded;         /* tensors that the container cannot decode */
     double seconds;
 } conversion;
@@ -472,6 +473,11 @@ static ckpt_status check_written(conversion *c, ckpt_err *err)
     const char *dir = c->plan.sink.manifest_dir != NULL ? c->plan.sink.manifest_dir : "";
     bool filtered = c->o->rename.n > 0 || c->o->include.n > 0 || c->o->exclude.n > 0;
     CKPT_CHECK(ckpt_convert_reopen(c->tool, &c->plan, c->container, c->commit.temp_path, err));
+    if (c->o->rename.n > 0 && c->o->map == NULL) {
+        CKPT_CHECK(ckpt_convert_renamed(c->tool, &c->manifest, &c->plan, &c->result, c->container,
+                                        c->commit.temp_path, &c->renamed, err));
+        memcpy(c->result.root, c->manifest.root, CKPT_SHA256_LEN);
+    }
     if (c->o->verify)
         CKPT_CHECK(ckpt_convert_reread(c->tool, &c->manifest, c->container, c->layout,
                                        c->commit.temp_path, c->plan_opts.single_file ? NULL : dir,
@@ -542,8 +548,11 @@ static const char *why_root_differs(conversion *c)
     size_t cast = 0, missing = left_out(c);
     for (size_t i = 0; i < c->plan.n_results; i++)
         cast += c->plan.results[i].gather.from != c->plan.results[i].gather.to;
+    if (c->renamed)
+        ckpt_buf_puts(&b, "tensors renamed");
     if (missing > 0)
-        ckpt_buf_printf(&b, "%zu tensor%s left out", missing, plural(missing));
+        ckpt_buf_printf(&b, "%s%zu tensor%s left out", b.len > 0 ? ", " : "", missing,
+                        plural(missing));
     if (cast > 0)
         ckpt_buf_printf(&b, "%s%zu tensor%s cast", b.len > 0 ? ", " : "", cast, plural(cast));
     if (c->plan.n_lossy > 0)

@@ -16,3 +16,9 @@ rc 0 convert $k g --max-shard-size 300kB; [ "$(ls g/*.safetensors | wc -l)" -ge 
 for f in g/*.safetensors; do [ "$(stat -c %s $f)" -lt 320000 ] || fail "$f is too large"; done
 rc 0 diff g $k
 rc 0 verify g --hash
+# the manifest lists the names that the output is read under
+rc 0 convert $k r --rename 'model.*=net.*'; out 'root differs: tensors renamed$'; r=$(root_of)
+rc 0 verify r --hash; [ "$(root_of)" = "$r" ] || fail 'another root'
+rc 0 convert $k r.safetensors --rename 'model.*=net.*'; rc 0 verify r.safetensors --hash
+rc 0 convert $k rm --to torch_dist --layout megatron --rename 'decoder.*=net.*'; out 'tensors renamed'; r=$(root_of)
+rc 0 verify rm --hash; [ "$(root_of)" = "$r" ] || fail 'another root'
