@@ -157,6 +157,9 @@ static ckpt_status open_all(verification *v, ckpt_err *err)
     CKPT_CHECK(ckpt_tool_open(v->tool, &v->src, v->path, v->o->iteration, err));
     if (!v->o->allow_unknown_objects)
         CKPT_CHECK(ckpt_tool_check_objects(&v->src, err));
+    CKPT_CHECK(ckpt_verify_part(v, err));
+    if (v->part)
+        goto done;
     CKPT_CHECK(ckpt_tool_bind(v->tool, &v->model, &v->src, &bind, err));
     status = ckpt_manifest_load(&v->src, &v->manifest, &v->has_manifest, err);
     if (status != CKPT_OK && v->o->write && v->o->force) {
@@ -169,13 +172,19 @@ done:
     return status;
 }
 
+/* A manifest that is about to be replaced proves nothing. */
+static bool replacing(const verification *v)
+{
+    return v->o->write && v->o->force;
+}
+
 static ckpt_status check_structure(verification *v, ckpt_err *err)
 {
     for (size_t i = 0; i < v->src.n_warnings; i++)
         ckpt_verify_warning(v, "%s", v->src.warnings[i]);
     for (size_t i = 0; i < v->model.n_notes; i++)
         ckpt_verify_warning(v, "%s", v->model.notes[i]);
-    if (v->has_manifest)
+    if (v->has_manifest && !replacing(v))
         check_manifest_files(v);
     return check_stale(v, err);
 }
@@ -197,7 +206,10 @@ static void json_tensors(verification *v, ckpt_jw *w)
         ckpt_jw_string(w, "dtype", ckpt_dtype_get(t->dtype)->name);
         ckpt_jw_dims(w, "shape", t->rank, t->dims);
         ckpt_jw_hex(w, "digest", v->tensors[i].digest);
-        ckpt_jw_bool(w, "ok", !v->bad[i]);
+        if (v->bad[i] || v->compared || v->compared_other)
+            ckpt_jw_bool(w, "ok", !v->bad[i]);
+        else
+            ckpt_jw_string(w, "ok", NULL);
         ckpt_jw_close(w, '}');
     }
     ckpt_jw_close(w, ']');
@@ -217,7 +229,9 @@ static void json_files(verification *v, ckpt_jw *w)
         ckpt_jw_hex(w, "rest", h->rest);
         if (whole)
             ckpt_jw_hex(w, "sha256", h->sha256);
-        if (f != NULL && f->has_rest)
+        if (f == NULL || !f->has_rest || !v->compared)
+            ckpt_jw_string(w, "ok", NULL);
+        else
             ckpt_jw_bool(w, "ok",
                          memcmp(f->rest, h->rest, CKPT_SHA256_LEN) == 0 &&
                              (!whole || !f->has_sha256 ||
@@ -255,6 +269,21 @@ static void print_lines(const verification *v, FILE *out, ckpt_paint paint, cons
                 list->items[i]);
 }
 
+static void print_proved(verification *v)
+{
+    if (v->compared)
+        printf(", all digests match the manifest");
+    if (v->compared_other)
+        printf(", identical to %s", ckpt_tool_clean(v->tool, v->o->against));
+    if (v->o->values)
+        printf(", no NaN or infinity in %zu floating tensor%s", v->n_finite,
+               ckpt_tool_plural(v->n_finite));
+    if (v->o->duplicates && v->duplicates.n == 0)
+        printf(", no duplicates");
+    if (v->tensors == NULL && !v->o->values)
+        printf(", headers and sizes only: --hash reads the data");
+}
+
 static void print_text(verification *v)
 {
     char hex[2 * CKPT_SHA256_LEN + 1];
@@ -270,14 +299,15 @@ static void print_text(verification *v)
         printf("root %s\n", hex);
     }
     if (failed(v)) {
-        printf("%sFAILED%s: %zu problems, %zu warnings\n", ckpt_paint_on(c, CKPT_RED),
-               ckpt_paint_off(c), v->problems.n, v->warnings.n);
+        printf("%sFAILED%s: %zu problem%s, %zu warning%s\n", ckpt_paint_on(c, CKPT_RED),
+               ckpt_paint_off(c), v->problems.n, ckpt_tool_plural(v->problems.n), v->warnings.n,
+               ckpt_tool_plural(v->warnings.n));
         return;
     }
-    printf("%sok%s: %zu tensors, %zu files", ckpt_paint_on(c, CKPT_GREEN), ckpt_paint_off(c),
-           v->src.n_tensors, v->src.n_files);
-    if (v->compared)
-        printf(", all digests match the manifest");
+    printf("%sok%s: %zu tensor%s, %zu file%s", ckpt_paint_on(c, CKPT_GREEN), ckpt_paint_off(c),
+           v->src.n_tensors, ckpt_tool_plural(v->src.n_tensors), v->src.n_files,
+           ckpt_tool_plural(v->src.n_files));
+    print_proved(v);
     printf("\n");
 }
 
@@ -298,7 +328,7 @@ static ckpt_status check_hashes(verification *v, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     const verify_opts *o = v->o;
-    bool compare = v->has_manifest && (o->hash || o->files || (o->write && !o->force));
+    bool compare = v->has_manifest && !replacing(v) && (o->hash || o->files || o->write);
     if (!o->hash && !o->files && !o->write && o->against == NULL && !o->duplicates)
         return CKPT_OK;
     CKPT_CHECK(ckpt_verify_compute(v, o->files || o->write, err));
@@ -386,5 +416,6 @@ const ckpt_command ckpt_cmd_verify = {
     .defaults = defaults,
     .run = run,
     .notes = "The manifest is ckpt.manifest.json beside the data, or FILE.ckpt.manifest.json.\n"
+             "A file that the manifest of its directory lists is compared with that.\n"
              "--hash without one prints the root and exits 1: nothing was proved.\n",
 };

@@ -14,12 +14,32 @@ void ckpt_tool_frame(ckpt_err *err, const char *path)
         ckpt_err_frame(err, "%s", path);
 }
 
+/* A .distcp file can pass for a torch file with one of its tensors in it. */
+static ckpt_status refuse_part(ckpt_tool *tool, const char *path, ckpt_err *err)
+{
+    const char *name = ckpt_basename(path);
+    size_t n = strlen(name), keep = (size_t)(name - path);
+    bool metadata = strcmp(name, ".metadata") == 0;
+    if (!metadata && (n < 7 || strcmp(name + n - 7, ".distcp") != 0))
+        return CKPT_OK;
+    const char *dir = keep == 0 ? "." : ckpt_arena_strndup(&tool->arena, path, keep);
+    char *beside = dir != NULL ? ckpt_path_join(&tool->arena, dir, ".metadata") : NULL;
+    if (beside == NULL)
+        return ckpt_tool_no_memory(err);
+    if (ckpt_is_dir(path) || !ckpt_exists(path) || !ckpt_exists(beside))
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                     "%s: one file of a torch_dist checkpoint; open its directory, %s", path, dir);
+}
+
 ckpt_status ckpt_tool_open(ckpt_tool *tool, ckpt_source *src, const char *path, int64_t iteration,
                            ckpt_err *err)
 {
     ckpt_open_opts opts = {.iteration = iteration};
-    (void)tool;
-    ckpt_status status = ckpt_source_open(src, path, &opts, err);
+    ckpt_status status = refuse_part(tool, path, err);
+    if (status != CKPT_OK)
+        return status;
+    status = ckpt_source_open(src, path, &opts, err);
     if (status != CKPT_OK)
         ckpt_tool_frame(err, path);
     return status;

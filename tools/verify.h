@@ -24,10 +24,13 @@ typedef struct verification {
     ckpt_model model;
     ckpt_manifest manifest;
     bool has_manifest, compared; /* compared: digests with the manifest */
+    bool compared_other;         /* with what --against names */
+    bool part;                   /* one file of a directory: the manifest is cut down to it */
+    size_t n_finite;             /* tensors that --values looked at */
     ckpt_tensor_hash *tensors;   /* NULL: not computed */
     ckpt_file_hash *files;       /* NULL: not computed */
     uint8_t root[CKPT_SHA256_LEN];
-    bool *bad; /* per model tensor: digest differs from the manifest */
+    bool *bad; /* per model tensor: something compared differs, or a value is not finite */
     lines problems, warnings, duplicates;
     bool failed_memory;
 } verification;
@@ -57,6 +60,11 @@ void ckpt_verify_shape_problem(verification *v, const ckpt_canon *t, const ckpt_
  * *explained tells whether a difference was found. */
 ckpt_status ckpt_verify_explain(verification *v, const ckpt_err *open_error, bool *explained,
                                 ckpt_err *err) CKPT_MUST_USE;
+
+/* verify_part.c */
+/* PATH is one file that the manifest of its directory lists: bind what is there and compare with
+ * that manifest. v->part stays false, and nothing is bound, if it is not. */
+ckpt_status ckpt_verify_part(verification *v, ckpt_err *err) CKPT_MUST_USE;
 
 /* verify_more.c */
 ckpt_status ckpt_verify_against(verification *v, ckpt_err *err) CKPT_MUST_USE;

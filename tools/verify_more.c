@@ -12,6 +12,9 @@ static void compare_against(verification *v, const ckpt_manifest *other)
     for (size_t i = 0; i < v->model.n_tensors; i++) {
         const ckpt_canon *t = &v->model.tensors[i];
         int64_t at = ckpt_manifest_find_tensor(other, t->name);
+        v->bad[i] |=
+            at < 0 || !ckpt_verify_same_shape(t, &other->tensors[at]) ||
+            memcmp(other->tensors[at].hash.digest, v->tensors[i].digest, CKPT_SHA256_LEN) != 0;
         if (at < 0)
             ckpt_verify_problem(v, "tensor '%s': not in %s", t->name, v->o->against);
         else if (!ckpt_verify_same_shape(t, &other->tensors[at]))
@@ -65,6 +68,7 @@ ckpt_status ckpt_verify_against(verification *v, ckpt_err *err)
         status = digest_other(v, &src, &model, &other, err);
     if (status == CKPT_OK) {
         compare_against(v, &other);
+        v->compared_other = true;
         bool partial = v->src.config == NULL || (model.src != NULL && src.config == NULL);
         status = ckpt_verify_config(v, other.config, partial, v->o->against, err);
     }
@@ -105,6 +109,7 @@ ckpt_status ckpt_verify_values(verification *v, ckpt_err *err)
         /* 4- and 6-bit formats have neither NaN nor infinity */
         select[i] =
             info->bits >= 8 && (info->kind == CKPT_KIND_FLOAT || info->kind == CKPT_KIND_COMPLEX);
+        v->n_finite += select[i];
     }
     ckpt_bar_start(&bar, "values", v->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(v->tool, &bar);
@@ -113,6 +118,8 @@ ckpt_status ckpt_verify_values(verification *v, ckpt_err *err)
     ckpt_bar_stop(&bar);
     for (size_t i = 0; status == CKPT_OK && i < n; i++) {
         const ckpt_canon *t = &v->model.tensors[i];
+        if (s.stats[i].first_bad >= 0 && v->bad != NULL)
+            v->bad[i] = true;
         if (s.stats[i].first_bad >= 0)
             ckpt_verify_problem(v, "tensor '%s': %lld NaN, %lld infinite, first at %s", t->name,
                                 (long long)s.stats[i].nan, (long long)s.stats[i].inf,

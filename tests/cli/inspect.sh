@@ -35,3 +35,5 @@ for args in "inspect $k --json" 'inspect --help' --help --version help 'help dif
     "$CKPT" $args >/dev/full 2>$ERR; [ $? -eq 5 ] || fail "$args >/dev/full is not an error"
     one_line; err 'standard output: No space left on device$'
 done
+# a part of a torch_dist checkpoint is not one
+for f in .metadata __0_0.distcp; do rc 4 inspect $m/iter_0000100/$f; one_line; err "open its directory, $m/iter_0000100/$"; done

@@ -31,3 +31,21 @@ rc 0 inspect part; out '^layout +hf:kimi_linear'; err 'partial: the manifest lis
 rc 0 diff part part; out 'A is partial: '; rc 1 diff part $k; out '^16 identical, 135 only in B$'
 rc 0 convert part part2 --to torch_dist --layout megatron; rc 0 verify part2 --hash; rc 0 diff part part2
 rm part/ckpt.manifest.json; rc 3 verify part; err 'missing tensor embed.weight'
+
+# what a success proves is said; --json says null where nothing was compared
+rc 0 verify $k --against m --values --duplicates; out '^ok: 151 tensors, [0-9]+ files, identical to m, no NaN or infinity in 151 floating tensors, no duplicates$'
+rc 0 verify $k; out 'headers and sizes only'
+rc 1 verify $k --hash --json; out '"ok":null'; no_out '"ok":true'
+cp -r $k v; chmod -R u+w v; rc 0 verify v --write
+size=$(stat -c %s v/model-00002-of-00003.safetensors); flip v/model-00002-of-00003.safetensors $((size - 1))
+for by in '--hash' "--against $k"; do
+    rc 1 verify v $by --json; out '"digest":"[0-9a-f]{64}","ok":false'; out '"problems":\[".*"ok":false\}$'
+done
+rc 1 verify v --hash; out 'FAILED: 1 problem, 0 warnings'
+# one file of a directory is compared with the directory's manifest
+for i in 1 3; do rc 0 verify v/model-0000$i-of-00003.safetensors --hash --files; out '1 file, all digests match'; err 'of the 151 tensors'; done
+rc 1 verify v/model-00002-of-00003.safetensors --hash; out '^failed: model-00002.*differ from the manifest'
+# a manifest that is replaced is not compared with
+rc 1 verify v --write; out 'not written'
+rm v/generation_config.json; rc 0 verify v --write --force --hash; no_out '^failed'
+rc 0 verify v --hash --files --strict
