@@ -51,7 +51,7 @@ static const ckpt_opt rows[] = {
     {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",
      "largest safetensors file (default 5GB)",                                                                                                                     0, 0    },
     {"optimizer",             CKPT_OPT_CHOICE, AT(optimizer),             "keep|drop",
-     "optimizer state (keep is not built yet)",                                                                                                                    0, 0    },
+     "optimizer state (keep: only without a known layout yet)",                                                                                                    0, 0    },
     {"include",               CKPT_OPT_LIST,   AT(include),               "GLOB",
      "only tensors whose stored or canonical name matches; repeatable",                                                                                            0, 0    },
     {"exclude",               CKPT_OPT_LIST,   AT(exclude),               "GLOB",                                   "leave matching tensors out; repeatable",      0, 0    },
@@ -93,11 +93,12 @@ typedef struct conversion {
     ckpt_commit commit;
     ckpt_manifest manifest; /* of the target */
     ckpt_convert_result result;
-    ckpt_buf text;            /* the manifest */
-    size_t optimizer_tensors; /* of the source */
-    size_t optimizer_dropped; /* of these, taken out before binding */
-    bool renamed;             /* the output reads back under other canonical names */
-    size_t undecoded;         /* tensors that the container cannot decode */
+    ckpt_buf text;               /* the manifest */
+    size_t optimizer_kept;       /* optimizer tensors that pass --include and --exclude */
+    size_t optimizer_dropped;    /* the others: taken out before binding */
+    bool renamed;                /* the output reads back under other canonical names */
+    const char *optimizer_first; /* name of one of these */
+    ckpt_report report;
     double seconds;
 } conversion;
 
@@ -134,31 +135,58 @@ static bool is_optimizer(const char *name)
     return strncmp(name, OPTIMIZER_PREFIX, sizeof OPTIMIZER_PREFIX - 1) == 0;
 }
 
-/* Optimizer state is not part of any layout yet: with --optimizer drop it is taken out of the
- * source's tables before binding. Removal keeps them sorted. */
+/* Whether --include and --exclude leave a tensor that has only its stored name. */
+static bool passes_filters(const conversion *c, const char *stored)
+{
+    const convert_opts *o = c->o;
+    return (o->include.n == 0 || ckpt_glob_any(&o->include, stored)) &&
+           !ckpt_glob_any(&o->exclude, stored);
+}
+
+static ckpt_status refuse_optimizer(const conversion *c, size_t n, ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                     "%s: %zu optimizer tensor%s: carrying %s through a layout comes later; "
+                     "--optimizer drop leaves %s out",
+                     c->src_path, n, plural(n), n == 1 ? "it" : "them", n == 1 ? "it" : "them");
+}
+
+/* Optimizer state is not part of any layout yet: what the user does not want of it is taken out of
+ * the source's tables before binding, which would refuse it. Removal keeps them sorted. The rest
+ * can only be carried as it is, where no layout is involved. */
 static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
 {
     size_t kept = 0, kept_objects = 0;
     ckpt_source *src = &c->src;
-    for (size_t i = 0; i < src->n_tensors; i++)
-        c->optimizer_tensors += is_optimizer(src->tensors[i].name);
-    if (c->optimizer_tensors > 0 && c->o->optimizer == OPTIMIZER_KEEP)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "%s: %zu optimizer tensors: carrying them comes later; --optimizer drop "
-                         "leaves them out",
-                         c->src_path, c->optimizer_tensors);
-    if (c->o->optimizer == OPTIMIZER_KEEP)
-        return CKPT_OK;
-    for (size_t i = 0; i < src->n_tensors; i++)
-        if (!is_optimizer(src->tensors[i].name))
-            src->tensors[kept++] = src->tensors[i];
-    for (size_t i = 0; i < src->n_objects; i++)
-        if (!is_optimizer(src->objects[i].name))
-            src->objects[kept_objects++] = src->objects[i];
-    c->optimizer_dropped = src->n_tensors - kept;
+    bool drop = c->o->optimizer == OPTIMIZER_DROP;
+    for (size_t i = 0; i < src->n_tensors; i++) {
+        const char *stored = src->tensors[i].name;
+        if (is_optimizer(stored) && (drop || !passes_filters(c, stored))) {
+            c->optimizer_first = c->optimizer_dropped++ == 0 ? stored : c->optimizer_first;
+            continue;
+        }
+        c->optimizer_kept += is_optimizer(stored);
+        src->tensors[kept++] = src->tensors[i];
+    }
     src->n_tensors = kept;
+    for (size_t i = 0; i < src->n_objects; i++)
+        if (!is_optimizer(src->objects[i].name) ||
+            (!drop && (c->optimizer_dropped == 0 || c->optimizer_kept > 0)))
+            src->objects[kept_objects++] = src->objects[i];
     src->n_objects = kept_objects;
+    if (c->optimizer_kept > 0 &&
+        (c->o->layout != LAYOUT_KEEP || src->config_kind == CKPT_CONFIG_MEGATRON))
+        return refuse_optimizer(c, c->optimizer_kept, err);
     return CKPT_OK;
+}
+
+static ckpt_status bind_source(conversion *c, const ckpt_model_opts *bind, ckpt_err *err)
+{
+    ckpt_status status = ckpt_tool_bind(c->tool, &c->model, &c->src, bind, err);
+    bool refused = status == CKPT_E_UNSUPPORTED && !c->o->allow_unknown;
+    if (c->optimizer_kept > 0 && (refused || (status == CKPT_OK && c->model.layout != NULL)))
+        return refuse_optimizer(c, c->optimizer_kept, err);
+    return status;
 }
 
 static ckpt_status open_source(conversion *c, ckpt_err *err)
@@ -175,15 +203,13 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
     if (c->map.source)
         bind.layout = &c->map.layout;
     CKPT_CHECK(ckpt_tool_open(c->tool, &c->src, c->src_path, c->o->iteration, err));
-    ckpt_tool_warnings(c->tool, &c->src);
-    for (size_t i = 0; i < c->src.n_warnings; i++)
-        c->undecoded += ends_with(c->src.warnings[i], UNDECODED);
+    CKPT_CHECK(ckpt_report_source(c->tool, &c->report, &c->src, err));
     if (!c->o->dry_run)
         CKPT_CHECK(ckpt_convert_apart_files(&c->src, c->dst_path, err));
     if (!c->o->allow_unknown_objects)
         CKPT_CHECK(ckpt_tool_check_objects(&c->src, err));
     CKPT_CHECK(settle_optimizer(c, err));
-    CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model, &c->src, &bind, err));
+    CKPT_CHECK(bind_source(c, &bind, err));
     ckpt_err why = {0};
     if (ckpt_manifest_load(&c->src, &c->old, &c->has_old, &why) != CKPT_OK) {
         ckpt_tool_warn(c->tool, "%s: ignored", why.text);
@@ -370,21 +396,31 @@ done:
     return status;
 }
 
-static void report_lines(conversion *c, const char *kind, const char *const *lines, size_t n)
+static ckpt_status drop_optimizer_line(conversion *c, ckpt_err *err)
 {
-    for (size_t i = 0; i < n; i++)
-        ckpt_tool_note(c->tool, "%s: %s", kind, lines[i]);
+    const char *line = ckpt_arena_printf(&c->tool->arena, "%zu optimizer tensor%s (%s%s)",
+                                         c->optimizer_dropped, plural(c->optimizer_dropped),
+                                         c->optimizer_first, c->optimizer_dropped > 1 ? ", …" : "");
+    return line != NULL ? ckpt_strings_push(&c->report.dropped, line, err)
+                        : ckpt_tool_no_memory(err);
 }
 
-static void report_plan(conversion *c)
+static ckpt_status report_plan(conversion *c, ckpt_err *err)
 {
-    if (c->o->optimizer == OPTIMIZER_DROP && c->optimizer_tensors > 0)
-        ckpt_tool_note(c->tool, "dropped: %zu optimizer tensors", c->optimizer_tensors);
-    report_lines(c, "dropped", c->plan.dropped, c->plan.n_dropped);
-    report_lines(c, "not cast", c->plan.not_cast, c->plan.n_not_cast);
-    report_lines(c, "lossy", c->plan.lossy, c->plan.n_lossy);
-    report_lines(c, "warning", c->plan.warnings, c->plan.n_warnings);
-    report_lines(c, "note", c->model.notes, c->model.n_notes);
+    ckpt_status status;
+    const char *target = c->layout != NULL && c->layout != c->model.layout
+                             ? ckpt_arena_printf(&c->tool->arena, "layout %s", c->layout->name)
+                             : ckpt_arena_printf(&c->tool->arena, "%s", c->container->name);
+    if (target == NULL)
+        return ckpt_tool_no_memory(err);
+    if (c->optimizer_dropped > 0)
+        CKPT_CHECK(drop_optimizer_line(c, err));
+    CKPT_CHECK(ckpt_report_plan(c->tool, &c->report, &c->plan, target, err));
+    ckpt_report_show(c->tool, &c->report, &c->plan);
+    for (size_t i = 0; i < c->model.n_notes; i++)
+        ckpt_tool_note(c->tool, "note: %s", c->model.notes[i]);
+done:
+    return status;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -412,7 +448,7 @@ static size_t left_out(const conversion *c)
     for (size_t i = 0; i < c->plan.n_results; i++)
         used += c->plan.results[i].model_tensor >= 0 ? 1 : FOLDED;
     size_t of_model = c->model.n_tensors > used ? c->model.n_tensors - used : 0;
-    return of_model + c->optimizer_dropped + c->undecoded;
+    return of_model + c->optimizer_dropped + c->report.undecoded;
 }
 
 /* The executor knows the source's root when it read all of it; else the source's own manifest may,
@@ -420,7 +456,7 @@ static size_t left_out(const conversion *c)
 static void settle_source_root(conversion *c)
 {
     ckpt_convert_result *r = &c->result;
-    bool whole = c->undecoded == 0;
+    bool whole = c->report.undecoded == 0;
     r->has_source_root = r->has_source_root && whole && c->optimizer_dropped == 0;
     if (r->has_source_root || !whole || !c->has_old ||
         c->old.n_tensors != c->model.n_tensors + c->optimizer_dropped)
@@ -445,6 +481,8 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     m->layout = c->layout != NULL ? c->layout->name : NULL;
     m->family = c->layout != NULL ? c->layout->family : NULL;
     m->container = c->container->name;
+    m->lossy = c->report.lossy.items;
+    m->n_lossy = c->report.lossy.n;
     m->has_source_root = c->result.has_source_root;
     m->mesh = c->plan_opts.mesh;
     m->created = ckpt_manifest_created(&c->src, &m->arena);
@@ -589,9 +627,9 @@ static void write_json(conversion *c)
     ckpt_jw_string(w, "layout", c->layout != NULL ? c->layout->name : NULL);
     ckpt_tool_json_mesh(w, &c->plan_opts.mesh);
     ckpt_jw_u64(w, "tensors", c->plan.n_results);
-    ckpt_jw_lines(w, "lossy", c->plan.lossy, c->plan.n_lossy);
-    ckpt_jw_lines(w, "warnings", c->plan.warnings, c->plan.n_warnings);
-    ckpt_jw_lines(w, "dropped", c->plan.dropped, c->plan.n_dropped);
+    ckpt_jw_lines(w, "lossy", c->report.lossy.items, c->report.lossy.n);
+    ckpt_jw_lines(w, "warnings", c->report.warnings.items, c->report.warnings.n);
+    ckpt_jw_lines(w, "dropped", c->report.dropped.items, c->report.dropped.n);
     ckpt_jw_lines(w, "not_cast", c->plan.not_cast, c->plan.n_not_cast);
     ckpt_jw_lines(w, "notes", c->model.notes, c->model.n_notes);
     ckpt_jw_bool(w, "dry_run", c->o->dry_run);
@@ -631,7 +669,7 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
     CKPT_CHECK(check_options(c, err));
     CKPT_CHECK(open_source(c, err));
     CKPT_CHECK(make_plan(c, err));
-    report_plan(c);
+    CKPT_CHECK(report_plan(c, err));
     if (c->o->dry_run) {
         if (ckpt_tool_text(c->tool))
             ckpt_convert_show(c->tool, &c->plan);
@@ -664,6 +702,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     ckpt_manifest_release(&c.old);
     ckpt_source_close(&c.src);
     ckpt_usermap_release(&c.map);
+    ckpt_report_release(&c.report);
     return status;
 }
 

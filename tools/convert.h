@@ -8,6 +8,23 @@
 void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan);
 void ckpt_convert_show_json(ckpt_tool *tool, const ckpt_plan *plan);
 
+/* What a conversion tells the user. Texts live as long as the run. */
+typedef struct ckpt_report {
+    ckpt_strings dropped, warnings, lossy; /* a line each */
+    size_t undecoded;                      /* tensors that the source's container cannot decode */
+} ckpt_report;
+
+/* Warnings of an opened source (said at once) and what cannot be taken over from it at all. */
+ckpt_status ckpt_report_source(ckpt_tool *tool, ckpt_report *r, const ckpt_source *src,
+                               ckpt_err *err) CKPT_MUST_USE;
+/* What the plan drops, approximates and warns of (said at once). target: a name for what has no
+ * place for some objects. */
+ckpt_status ckpt_report_plan(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *plan,
+                             const char *target, ckpt_err *err) CKPT_MUST_USE;
+/* The lists on stderr; what was not cast in one line a reason unless --verbose. */
+void ckpt_report_show(ckpt_tool *tool, const ckpt_report *r, const ckpt_plan *plan);
+void ckpt_report_release(ckpt_report *r);
+
 /* Open what was just written and compare names, dtypes, shapes and objects with the plan: headers
  * only. container: the target's. */
 ckpt_status ckpt_convert_reopen(ckpt_tool *tool, const ckpt_plan *plan,

@@ -8,3 +8,7 @@ rc 0 convert $t/dcp_full_expected.pt c.safetensors; rc 0 diff c.safetensors $t/d
 rc 4 convert $t/dcp_full_expected.pt d; one_line; err -- '--to'; absent d
 rc 0 verify $t/state_dict.bin
 rc 0 convert $t/torch_save_zip.pt z.safetensors; out 'root differs: 2 tensors left out$'
+err "dropped: 'q' .quantised, not decoded.$"; err "dropped: 'sparse' .sparse, not decoded.$"
+rc 0 convert $t/torch_save_zip.pt zj.safetensors --json; out "\"dropped\":.*'q' .quantised, not decoded"; out '"source_root":null'
+# the configuration is not lost; Transformer Engine's states are counted
+rc 0 convert $FIXTURES/mcore/legacy_tp1 h --to safetensors; err 'dropped: [0-9]+ _extra_state objects: Transformer Engine'; no_err 'common'
