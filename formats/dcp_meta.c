@@ -17,7 +17,6 @@
 
 /* A good hash at half load never probes this far; input that makes it do so is hostile. */
 #define PROBE_LIMIT 1024
-#define NAME_LIMIT 65535 /* bytes */
 
 typedef struct index_table {
     uint32_t *slots; /* item number + 1; 0 empty */
@@ -146,7 +145,7 @@ static ckpt_status name_of(const reader *r, const ckpt_pkl *node, const char *wh
     *out = ckpt_pkl_str(node);
     if (!*out)
         return ckpt_fail(r->err, CKPT_E_FORMAT, "%s is not a string", what);
-    if (node->len == 0 || node->len > NAME_LIMIT || !valid_utf8(node->str, node->len))
+    if (node->len == 0 || node->len > CKPT_DCP_NAME_LIMIT || !valid_utf8(node->str, node->len))
         return ckpt_fail(r->err, CKPT_E_FORMAT,
                          "%s '%.100s' is empty, too long, holds NUL or is not UTF-8", what,
                          node->str);
@@ -534,7 +533,16 @@ ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *aren
     reader r = {.keep = arena, .scratch = &scratch, .meta = meta, .err = err};
     ckpt_pkl *root = NULL;
     ckpt_status status;
-    CKPT_CHECK(ckpt_pkl_parse(bytes, n, &scratch, NULL, &root, NULL, NULL, err));
+    uint32_t n_nodes = 0;
+    CKPT_CHECK(ckpt_pkl_parse(bytes, n, &scratch, NULL, &root, NULL, &n_nodes, err));
+    const char *unknown = ckpt_pkl_unknown_global(root, n_nodes, &scratch, err);
+    if (unknown) {
+        meta->unknown_global = ckpt_arena_strdup(arena, unknown);
+        if (!meta->unknown_global) {
+            status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+            goto done;
+        }
+    }
     if (!ckpt_pkl_is_object(root, NULL, "Metadata") &&
         !ckpt_pkl_is_object(root, NULL, "MCoreMetadata")) {
         status = ckpt_fail(err, CKPT_E_FORMAT,

@@ -44,7 +44,12 @@ typedef struct ckpt_dcp_meta {
     size_t n_objects;
     const char **paths; /* distinct relative paths, checked to stay below the directory */
     size_t n_paths;
+    const char
+        *unknown_global; /* first global outside the allow-list anywhere in the pickle, or NULL */
 } ckpt_dcp_meta;
+
+/* Longest tensor or object name, bytes. */
+#define CKPT_DCP_NAME_LIMIT 65535
 
 /* Decode n bytes. Everything kept lives in the arena; linear in the number of items. Errors:
  * CKPT_E_FORMAT naming the tensor, object or path; CKPT_E_UNSUPPORTED an unknown dtype. */

@@ -388,7 +388,7 @@ static ckpt_status fill_tables(opener *o)
     o->jobs = calloc(n_jobs + 1, sizeof *o->jobs);
     o->endian_known = calloc(m->n_tensors + 1, sizeof *o->endian_known);
     src->tensors = ckpt_arena_array(&src->arena, m->n_tensors + 1, sizeof *src->tensors);
-    src->objects = ckpt_arena_array(&src->arena, m->n_objects + 1, sizeof *src->objects);
+    src->objects = ckpt_arena_array(&src->arena, m->n_objects + 2, sizeof *src->objects);
     if (!o->jobs || !o->endian_known || !src->tensors || !src->objects)
         return no_memory(o->err);
     for (size_t i = 0; i < m->n_tensors; i++)
@@ -697,6 +697,22 @@ done:
     return status;
 }
 
+/* A loader would unpickle .metadata as a whole: a foreign class in it counts like one in an object. */
+static ckpt_status flag_metadata(opener *o)
+{
+    ckpt_source *src = o->src;
+    if (!o->meta.unknown_global)
+        return CKPT_OK;
+    for (uint32_t f = 0; f < src->n_files; f++)
+        if (strcmp(src->files[f].name, ".metadata") == 0)
+            src->objects[src->n_objects++] = (ckpt_object){.name = ".metadata",
+                                                           .file = f,
+                                                           .length = src->files[f].size,
+                                                           .unknown_global = o->meta.unknown_global,
+                                                           .text = "(not shown)"};
+    return CKPT_OK;
+}
+
 static ckpt_status open_place(opener *o, const ckpt_dcp_place *place, int64_t iteration)
 {
     ckpt_source *src = o->src;
@@ -715,6 +731,7 @@ static ckpt_status open_place(opener *o, const ckpt_dcp_place *place, int64_t it
     CKPT_CHECK(add_stale_files(o));
     CKPT_CHECK(fill_tables(o));
     CKPT_CHECK(open_items(o));
+    CKPT_CHECK(flag_metadata(o));
     CKPT_CHECK(open_common(src, has_common_file, common_file, &has_common, err));
     if (has_common && !is_megatron && place->in_root) {
         status =

@@ -7,6 +7,7 @@
  * object common_state/shard_0_1 (from 0.19). Nothing written depends on time or chance.
  * Source: torch-formats.md sections 1 to 4, megatron-dist-ckpt.md section 1. */
 #include "dcp.h"
+#include "dcp_meta.h"
 
 #include "checked.h"
 #include "pickle.h"
@@ -114,6 +115,11 @@ static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *
 static ckpt_status check_tensor(const layout *l, const ckpt_out_tensor *t)
 {
     const ckpt_dtype_info *info = ckpt_dtype_get(t->dtype);
+    size_t name = strlen(t->name);
+    if (name == 0 || name > CKPT_DCP_NAME_LIMIT)
+        return ckpt_fail(l->err, CKPT_E_UNSUPPORTED,
+                         "tensor '%.100s': a name of %zu bytes, torch_dist takes 1 to %d", t->name,
+                         name, CKPT_DCP_NAME_LIMIT);
     if (!info->torch)
         return ckpt_fail(l->err, CKPT_E_UNSUPPORTED, "tensor '%.300s': torch has no dtype for %s",
                          t->name, info->name);

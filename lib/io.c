@@ -410,6 +410,10 @@ static ckpt_status check_target(const ckpt_commit *commit, ckpt_err *err)
     if (lstat(path, &st) == 0) {
         if (!commit->force)
             return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", path);
+        if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode))
+            return ckpt_fail(err, CKPT_E_USAGE,
+                             "%s: is neither a file nor a directory, --force will not replace it",
+                             path);
         if (holds_cwd(path))
             return ckpt_fail(err, CKPT_E_USAGE,
                              "%s: will not replace a directory that contains the current one",

@@ -244,12 +244,14 @@ static size_t span_until(const char *p, size_t n, const char *stop)
     return i;
 }
 
+#define MAX_DIGITS 18 /* of a number: any fits int64 */
+
 /* Words joined by single + or *. */
 static bool expr_parses(const char *p, size_t n)
 {
     for (size_t i = 0;;) {
         size_t word = word_len(p + i, n - i);
-        if (word == 0)
+        if (word == 0 || (isdigit((unsigned char)p[i]) && word > MAX_DIGITS))
             return false;
         i += word;
         if (i == n)
@@ -564,6 +566,17 @@ static const ckpt_schema_row *schema_row(const ckpt_layout *layout, const char *
     return NULL;
 }
 
+/* Does a pattern have a hole for one of these variables? */
+static bool has_hole(const char *pattern, const char *vars)
+{
+    for (const char *p = strchr(pattern, '{'); p != NULL; p = strchr(p + 1, '{')) {
+        const char *q = p + 1 + strspn(p + 1, "0123456789");
+        if (*q != '\0' && strchr(vars, *q) != NULL)
+            return true;
+    }
+    return false;
+}
+
 ckpt_status ckpt_layout_check(const ckpt_layout *layout, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -578,12 +591,20 @@ ckpt_status ckpt_layout_check(const ckpt_layout *layout, ckpt_err *err)
             status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory checking a layout");
             goto done;
         }
-        if (strchr(canon, '{') != NULL || strchr(stored, '{') != NULL || !parse_view(row->view, &v))
+        const char *symbol;
+        size_t len;
+        if (strpbrk(canon, "{}") != NULL || strpbrk(stored, "{}") != NULL ||
+            !parse_view(row->view, &v))
             status = ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not parse", row->stored);
         else if (!ckpt_pattern_match(row->stored, stored, &l, &e) ||
                  !ckpt_pattern_match(row->canon, canon, &l, &e))
             status =
                 ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not match its own name", row->stored);
+        else if (has_hole(row->canon, "lb") != has_hole(row->stored, "lb") ||
+                 has_hole(row->canon, "e") !=
+                     (has_hole(row->stored, "e") || ckpt_view_expands(row->view, &symbol, &len)))
+            status = ckpt_fail(err, CKPT_E_FORMAT, "'%s' and '%s' do not have the same indices",
+                               row->canon, row->stored);
         else if (layout->n_schema > 0 && schema_row(layout, canon) == NULL)
             status = ckpt_fail(err, CKPT_E_FORMAT, "'%s' is not in the schema", row->canon);
         else if (row->tag != NULL && strchr(row->tag, '=') == NULL)

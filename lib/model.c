@@ -299,8 +299,26 @@ static const char *nearest_known(ckpt_binder *b, const char *name)
     return text;
 }
 
+/* A known name with the wrong number of dimensions is no unknown tensor. */
+static ckpt_status check_rank(ckpt_binder *b, const ckpt_tensor *t, ckpt_err *err)
+{
+    for (size_t r = 0; r < b->layout->n_rows; r++) {
+        int64_t l, e;
+        const ckpt_row *row = &b->layout->rows[r];
+        if (ckpt_pattern_match(row->stored, t->name, &l, &e))
+            return ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %d dimensions, expected %d", t->name,
+                             t->rank, ckpt_view_rank(row->view));
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status report_unknown(ckpt_binder *b, ckpt_err *err)
 {
+    for (size_t i = 0; i < b->n_unknown; i++) {
+        ckpt_status bad = check_rank(b, &b->m->src->tensors[b->unknown[i]], err);
+        if (bad != CKPT_OK)
+            return bad;
+    }
     ckpt_buf text = {0};
     for (size_t i = 0; i < b->n_unknown && i < 8; i++) {
         const char *name = b->m->src->tensors[b->unknown[i]].name;
@@ -551,7 +569,12 @@ static ckpt_status build_all(ckpt_binder *b, ckpt_err *err)
         const ckpt_match *m = &b->matches[i];
         const char *symbol;
         size_t len;
-        int64_t first = m->e, last = m->e + 1;
+        int64_t first = m->e, last = m->e + 1, experts = ckpt_sym_get(&b->m->syms, "E", 1);
+        if (m->e >= 0 && experts > 0 && m->e >= experts && !b->opts->lenient) {
+            status = ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': expert %lld, the model has %lld",
+                               src->tensors[m->tensor].name, (long long)m->e, (long long)experts);
+            goto done;
+        }
         if (m->e < 0 && ckpt_view_expands(b->layout->rows[m->row].view, &symbol, &len)) {
             first = 0;
             if (!ckpt_expr_eval(&b->m->syms, symbol, len, &last) || last > MAX_EXPERTS) {

@@ -30,8 +30,9 @@ typedef struct ckpt_model {
     ckpt_canon *tensors; /* sorted bytewise by name */
     size_t n_tensors;
     int n_blocks;
-    const char *tags; /* comma-separated choices seen in the source ("mlp_norms=separate,kda=fused") */
-    ckpt_mesh mesh;   /* as recognised from args and chunk grids; informational */
+    const char
+        *tags; /* comma-separated choices seen in the source ("mlp_norms=separate,kda=fused") */
+    ckpt_mesh mesh;       /* as recognised from args and chunk grids; informational */
     const char **ignored; /* stored tensors left out by the layout's ignore list */
     size_t n_ignored;
     const char **extras; /* stored names of the tensors marked extra, sorted */

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Any real tensor is smaller. An empty one may claim anything, but JSON must be able to say it. */
+#define EXTENT_MAX (INT64_C(1) << 48)
 #define OBJECT_IN_MEMORY ((uint64_t)16 << 20)  /* bytes, one object */
 #define OBJECTS_IN_MEMORY ((uint64_t)64 << 20) /* bytes, all of them */
 
@@ -164,6 +166,10 @@ static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_er
     ckpt_status status = CKPT_OK;
     ckpt_plan *plan = p->plan;
     ckpt_item *it = &p->items[first];
+    for (int d = 0; d < it->rank; d++)
+        if (it->dims[d] > EXTENT_MAX)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor '%s': extent %lld on axis %d",
+                             it->stored, (long long)it->dims[d], d);
     for (size_t k = first; k < last; k++) {
         const ckpt_item *other = &p->items[k];
         const ckpt_tensor *a = ckpt_canon_tensor(p->model->src, &it->canon);
@@ -362,6 +368,8 @@ static ckpt_status carry_objects(ckpt_planner *p, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < src->n_objects; i++) {
         const ckpt_object *o = &src->objects[i];
+        if (o->name[0] == '.')
+            continue; /* a container's own file that was only listed to flag it */
         ckpt_out_object *out = &plan->out.objects[plan->out.n_objects++];
         *out = (ckpt_out_object){
             .name = o->name, .src_file = o->file, .src_offset = o->offset, .length = o->length};
