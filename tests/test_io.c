@@ -233,6 +233,17 @@ static void begin(ckpt_commit *c, const char *name, bool is_dir, bool force)
     ck_assert_msg(ckpt_commit_begin(c, at(name), is_dir, force, &err) == CKPT_OK, "%s", err.text);
 }
 
+START_TEST(commit_force_never_replaces_a_fifo)
+{
+    ckpt_commit c;
+    ckpt_err err = {0};
+    ck_assert_int_eq(mkfifo(at("pipe"), 0666), 0);
+    ck_assert_int_eq(ckpt_commit_begin(&c, at("pipe"), true, true, &err), CKPT_E_USAGE);
+    ck_assert_ptr_nonnull(strstr(err.text, "neither a file nor a directory"));
+    ckpt_commit_abort(&c);
+}
+END_TEST
+
 static void finish(ckpt_commit *c)
 {
     ckpt_err err = {0};
@@ -446,6 +457,7 @@ Suite *suite_io(void)
     tcase_add_test(t, commit_unsafe_names_are_refused);
     tcase_add_test(t, commit_file_is_renamed_into_place);
     tcase_add_test(t, commit_force_swaps_any_target);
+    tcase_add_test(t, commit_force_never_replaces_a_fifo);
     tcase_add_test(t, commit_abort_leaves_the_target_alone);
     tcase_add_test(t, commit_target_that_appears_meanwhile_is_kept);
     tcase_add_test(t, commit_interrupted_leaves_nothing);

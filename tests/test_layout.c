@@ -169,6 +169,35 @@ START_TEST(view_that_does_not_parse_is_refused)
 }
 END_TEST
 
+START_TEST(layout_check_refuses_rows_that_cannot_work)
+{
+    static const struct {
+        ckpt_row row;
+        bool good;
+    } rows[] = {
+        {{"blocks.{l}.mlp.up.weight", "w.{l}.up", "F | H", NULL}, true},
+        {{"blocks.{2l+1}.mlp.up.weight", "w.{l}.up", "F | H", NULL}, true},
+        {{"b.{l}.e.{e}", "w.{l}", "E=e | F", NULL}, true},
+        {{"b.{l}.e.{e}", "w.{l}", "E | F", NULL}, false},
+        {{"b.{l}", "w", "F", NULL}, false},
+        {{"b", "w.{l}", "F", NULL}, false},
+        {{"b.{l}", "w*.l}", "F", NULL}, false},
+        {{"b.{l}", "w.{x}", "F", NULL}, false},
+        {{"b.{l}", "w.{e}", "F", NULL}, false},
+        {{"b", "w", "18446744073709551617 | F", NULL}, false},
+        {{"b", "w", "F | ]", NULL}, false},
+        {{"b", "w", "F", "notag"}, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ckpt_layout layout = {.name = "t", .rows = &rows[i].row, .n_rows = 1};
+        ckpt_err err = {0};
+        ckpt_status status = ckpt_layout_check(&layout, &err);
+        ck_assert_msg((status == CKPT_OK) == rows[i].good, "%s -> %s: %s", rows[i].row.stored,
+                      rows[i].row.canon, err.text);
+    }
+}
+END_TEST
+
 /* ---- cutting ----------------------------------------------------------------------------------- */
 
 static ckpt_mesh mesh(int tp, int pp, int ep, int etp)
@@ -358,6 +387,7 @@ Suite *suite_layout(void)
     tcase_add_test(c, view_written_has_the_expected_shape_and_box);
     tcase_add_test(c, view_read_binds_what_a_shape_determines);
     tcase_add_test(c, view_that_does_not_parse_is_refused);
+    tcase_add_test(c, layout_check_refuses_rows_that_cannot_work);
     tcase_add_test(c, cut_chunks_lie_where_megatron_puts_them);
     tcase_add_test(c, cut_indivisible_sizes_name_the_size_and_the_group);
     tcase_add_test(c, cut_sections_give_each_rank_its_part_of_every_section);

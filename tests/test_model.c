@@ -186,6 +186,26 @@ START_TEST(bind_defect_is_refused_by_name)
 }
 END_TEST
 
+START_TEST(bind_wrong_rank_and_expert_are_named)
+{
+    fake *f = calloc(1, sizeof *f);
+    ckpt_model m;
+    ckpt_err err = {0};
+    add_model(f);
+    f->tensors[find(f, "decoder.final_norm.weight")].rank = 2;
+    f->dims[find(f, "decoder.final_norm.weight")][1] = 1;
+    ck_assert_int_eq(bind(f, &m, NULL, &err), CKPT_E_FORMAT);
+    ck_assert_str_eq(err.text,
+                     "tensor 'decoder.final_norm.weight': 2 dimensions, expected 1");
+    memset(f, 0, sizeof *f);
+    add_model(f);
+    add_layer(f, 3, "mlp.experts.experts.2.linear_fc2.weight", 2, 16, 10, 0);
+    ck_assert_int_eq(bind(f, &m, NULL, &err), CKPT_E_FORMAT);
+    ck_assert_ptr_nonnull(strstr(err.text, "expert 2, the model has 2"));
+    free(f);
+}
+END_TEST
+
 START_TEST(bind_unknown_tensor_is_carried_when_allowed)
 {
     fake *f = calloc(1, sizeof *f);
@@ -254,6 +274,7 @@ Suite *suite_model(void)
     tcase_add_test(c, bind_whole_model_recognises_every_tensor);
     tcase_add_loop_test(c, bind_defect_is_refused_by_name, 0,
                         (int)(sizeof defects / sizeof defects[0]));
+    tcase_add_test(c, bind_wrong_rank_and_expert_are_named);
     tcase_add_test(c, bind_unknown_tensor_is_carried_when_allowed);
     tcase_add_test(c, bind_lenient_turns_defects_into_notes);
     tcase_add_test(c, bind_names_of_no_family_pass_through);

@@ -6,7 +6,7 @@ rc 0 convert $k a1 --include '*.mlp.*' --json; out '"source_root":null'
 rc 0 convert $k a2; r=$(root_of); rc 0 convert a2 a3 --exclude 'lm_head*'; out 'root differs: 1 tensor left out$'
 rc 0 convert a2 a4 --exclude 'lm_head*' --json; out "\"source_root\":\"${r#root }\""
 rc 0 inspect a.safetensors; out '^lm_head'; no_out 'q_proj'
-rc 0 convert $k b --exclude 'blocks.*.moe.*' --exclude 'nothing' --verify; rc 0 inspect b; no_out 'experts\.0'
+rc 0 convert $k b --exclude 'blocks.*.moe.*' --exclude 'nothing' --verify; err "warning: --exclude 'nothing' matches no tensor$"; rc 0 inspect b; no_out 'experts\.0'
 rc 2 convert $k c --include 'zzz*'; one_line; absent c
 rc 0 convert $k d --rename 'lm_head.weight=head.w' --rename 'model.layers.*=m.l.*' --verify
 rc 0 inspect d; out '^head.w '; out '^m.l.0.input_layernorm'; no_out 'model\.layers'
@@ -22,3 +22,5 @@ rc 0 verify r --hash; [ "$(root_of)" = "$r" ] || fail 'another root'
 rc 0 convert $k r.safetensors --rename 'model.*=net.*'; rc 0 verify r.safetensors --hash
 rc 0 convert $k rm --to torch_dist --layout megatron --rename 'decoder.*=net.*'; out 'tensors renamed'; r=$(root_of)
 rc 0 verify rm --hash; [ "$(root_of)" = "$r" ] || fail 'another root'
+rc 0 convert $k w --rename 'nope.*=x.*' --include '*' --json; out '"warnings":."--rename .nope'; err "warning: --rename 'nope[.][*]=x[.][*]' matches no tensor$"
+no_err include
