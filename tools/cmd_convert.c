@@ -93,11 +93,10 @@ typedef struct conversion {
     ckpt_commit commit;
     ckpt_manifest manifest; /* of the target */
     ckpt_convert_result result;
-    ckpt_buf text;               /* the manifest */
-    size_t optimizer_kept;       /* optimizer tensors that pass --include and --exclude */
-    size_t optimizer_dropped;    /* the others: taken out before binding */
-    bool renamed;                /* the output reads back under other canonical names */
-    const char *optimizer_first; /* name of one of these */
+    ckpt_buf text;         /* the manifest */
+    size_t optimizer_kept; /* optimizer tensors that pass --include and --exclude */
+    ckpt_strings removed;  /* stored names of the others: taken out before binding */
+    bool renamed;          /* the output reads back under other canonical names */
     ckpt_report report;
     double seconds;
 } conversion;
@@ -156,13 +155,14 @@ static ckpt_status refuse_optimizer(const conversion *c, size_t n, ckpt_err *err
  * can only be carried as it is, where no layout is involved. */
 static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
 {
+    ckpt_status status = CKPT_OK;
     size_t kept = 0, kept_objects = 0;
     ckpt_source *src = &c->src;
     bool drop = c->o->optimizer == OPTIMIZER_DROP;
     for (size_t i = 0; i < src->n_tensors; i++) {
         const char *stored = src->tensors[i].name;
         if (is_optimizer(stored) && (drop || !passes_filters(c, stored))) {
-            c->optimizer_first = c->optimizer_dropped++ == 0 ? stored : c->optimizer_first;
+            CKPT_CHECK(ckpt_strings_push(&c->removed, stored, err));
             continue;
         }
         c->optimizer_kept += is_optimizer(stored);
@@ -171,13 +171,14 @@ static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
     src->n_tensors = kept;
     for (size_t i = 0; i < src->n_objects; i++)
         if (!is_optimizer(src->objects[i].name) ||
-            (!drop && (c->optimizer_dropped == 0 || c->optimizer_kept > 0)))
+            (!drop && (c->removed.n == 0 || c->optimizer_kept > 0)))
             src->objects[kept_objects++] = src->objects[i];
     src->n_objects = kept_objects;
     if (c->optimizer_kept > 0 &&
         (c->o->layout != LAYOUT_KEEP || src->config_kind == CKPT_CONFIG_MEGATRON))
-        return refuse_optimizer(c, c->optimizer_kept, err);
-    return CKPT_OK;
+        status = refuse_optimizer(c, c->optimizer_kept, err);
+done:
+    return status;
 }
 
 static ckpt_status bind_source(conversion *c, const ckpt_model_opts *bind, ckpt_err *err)
@@ -212,7 +213,7 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
     CKPT_CHECK(bind_source(c, &bind, err));
     ckpt_err why = {0};
     if (ckpt_manifest_load(&c->src, &c->old, &c->has_old, &why) != CKPT_OK) {
-        ckpt_tool_warn(c->tool, "%s: ignored", why.text);
+        CKPT_CHECK(ckpt_report_warn(c->tool, &c->report, err, "%s: ignored", why.text));
         c->has_old = false;
     }
 done:
@@ -398,9 +399,9 @@ done:
 
 static ckpt_status drop_optimizer_line(conversion *c, ckpt_err *err)
 {
-    const char *line = ckpt_arena_printf(&c->tool->arena, "%zu optimizer tensor%s (%s%s)",
-                                         c->optimizer_dropped, plural(c->optimizer_dropped),
-                                         c->optimizer_first, c->optimizer_dropped > 1 ? ", …" : "");
+    const char *line =
+        ckpt_arena_printf(&c->tool->arena, "%zu optimizer tensor%s (%s%s)", c->removed.n,
+                          plural(c->removed.n), c->removed.items[0], c->removed.n > 1 ? ", …" : "");
     return line != NULL ? ckpt_strings_push(&c->report.dropped, line, err)
                         : ckpt_tool_no_memory(err);
 }
@@ -413,9 +414,11 @@ static ckpt_status report_plan(conversion *c, ckpt_err *err)
                              : ckpt_arena_printf(&c->tool->arena, "%s", c->container->name);
     if (target == NULL)
         return ckpt_tool_no_memory(err);
-    if (c->optimizer_dropped > 0)
+    if (c->removed.n > 0)
         CKPT_CHECK(drop_optimizer_line(c, err));
     CKPT_CHECK(ckpt_report_plan(c->tool, &c->report, &c->plan, target, err));
+    CKPT_CHECK(ckpt_report_patterns(c->tool, &c->report, &c->plan, &c->plan_opts, &c->removed,
+                                    c->layout == c->model.layout && c->o->norms == 0, err));
     ckpt_report_show(c->tool, &c->report, &c->plan);
     for (size_t i = 0; i < c->model.n_notes; i++)
         ckpt_tool_note(c->tool, "note: %s", c->model.notes[i]);
@@ -448,7 +451,7 @@ static size_t left_out(const conversion *c)
     for (size_t i = 0; i < c->plan.n_results; i++)
         used += c->plan.results[i].model_tensor >= 0 ? 1 : FOLDED;
     size_t of_model = c->model.n_tensors > used ? c->model.n_tensors - used : 0;
-    return of_model + c->optimizer_dropped + c->report.undecoded;
+    return of_model + c->removed.n + c->report.undecoded;
 }
 
 /* The executor knows the source's root when it read all of it; else the source's own manifest may,
@@ -457,9 +460,9 @@ static void settle_source_root(conversion *c)
 {
     ckpt_convert_result *r = &c->result;
     bool whole = c->report.undecoded == 0;
-    r->has_source_root = r->has_source_root && whole && c->optimizer_dropped == 0;
+    r->has_source_root = r->has_source_root && whole && c->removed.n == 0;
     if (r->has_source_root || !whole || !c->has_old ||
-        c->old.n_tensors != c->model.n_tensors + c->optimizer_dropped)
+        c->old.n_tensors != c->model.n_tensors + c->removed.n)
         return;
     for (size_t i = 0; i < c->model.n_tensors; i++)
         if (ckpt_manifest_find_tensor(&c->old, c->model.tensors[i].name) < 0)
@@ -703,6 +706,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     ckpt_source_close(&c.src);
     ckpt_usermap_release(&c.map);
     ckpt_report_release(&c.report);
+    ckpt_strings_release(&c.removed);
     return status;
 }
 

@@ -23,6 +23,15 @@ ckpt_status ckpt_report_plan(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *p
                              const char *target, ckpt_err *err) CKPT_MUST_USE;
 /* The lists on stderr; what was not cast in one line a reason unless --verbose. */
 void ckpt_report_show(ckpt_tool *tool, const ckpt_report *r, const ckpt_plan *plan);
+/* A warning for every pattern of --include, --exclude and --rename that matches nothing. removed:
+ * stored names that were taken out before binding. same_names: target names are the source's but for
+ * --rename. */
+ckpt_status ckpt_report_patterns(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *plan,
+                                 const ckpt_convert_opts *opts, const ckpt_strings *removed,
+                                 bool same_names, ckpt_err *err) CKPT_MUST_USE;
+/* A warning, said at once and kept for --json. */
+ckpt_status ckpt_report_warn(ckpt_tool *tool, ckpt_report *r, ckpt_err *err, const char *fmt, ...)
+    CKPT_PRINTF(4, 5) CKPT_MUST_USE;
 void ckpt_report_release(ckpt_report *r);
 
 /* Open what was just written and compare names, dtypes, shapes and objects with the plan: headers

@@ -36,6 +36,21 @@ static ckpt_status CKPT_PRINTF(4, 5)
     return text != NULL ? ckpt_strings_push(list, text, err) : ckpt_tool_no_memory(err);
 }
 
+ckpt_status ckpt_report_warn(ckpt_tool *tool, ckpt_report *r, ckpt_err *err, const char *fmt, ...)
+{
+    ckpt_buf b = {0};
+    va_list ap;
+    va_start(ap, fmt);
+    ckpt_buf_vprintf(&b, fmt, ap);
+    va_end(ap);
+    ckpt_status status =
+        add(tool, &r->warnings, err, "%s", b.data != NULL ? (const char *)b.data : "?");
+    ckpt_buf_release(&b);
+    if (status == CKPT_OK)
+        ckpt_tool_warn(tool, "%s", r->warnings.items[r->warnings.n - 1]);
+    return status;
+}
+
 /* "a, b, c, …" */
 static void name(ckpt_buf *b, size_t i, size_t shown, const char *text)
 {
@@ -198,9 +213,73 @@ ckpt_status ckpt_report_plan(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *p
         CKPT_CHECK(ckpt_strings_push(&r->lossy, plan->lossy[i], err));
     CKPT_CHECK(lossy_casts(tool, r, plan, err));
     for (size_t i = 0; i < plan->n_warnings; i++) {
-        ckpt_tool_warn(tool, "%s", plan->warnings[i]);
-        CKPT_CHECK(ckpt_strings_push(&r->warnings, plan->warnings[i], err));
+        CKPT_CHECK(ckpt_report_warn(tool, r, err, "%s", plan->warnings[i]));
     }
+done:
+    return status;
+}
+
+/* ---- patterns -------------------------------------------------------------------------------- */
+
+static bool glob_used(const ckpt_model *model, const ckpt_strings *removed, const char *pattern)
+{
+    bool used = false;
+    for (size_t i = 0; i < model->n_tensors && !used; i++) {
+        const ckpt_canon *t = &model->tensors[i];
+        used =
+            ckpt_glob(pattern, t->name) || ckpt_glob(pattern, model->src->tensors[t->stored].name);
+    }
+    for (size_t i = 0; i < removed->n && !used; i++)
+        used = ckpt_glob(pattern, removed->items[i]);
+    return used;
+}
+
+/* One side of a rename rule, n characters with at most one '*'. */
+static bool side_matches(const char *side, size_t n, const char *text)
+{
+    const char *star = memchr(side, '*', n);
+    size_t len = strlen(text);
+    if (star == NULL)
+        return len == n && memcmp(text, side, n) == 0;
+    size_t head = (size_t)(star - side), tail = n - head - 1;
+    return len >= head + tail && memcmp(text, side, head) == 0 &&
+           memcmp(text + len - tail, star + 1, tail) == 0;
+}
+
+/* Where the layout changes, names before renaming are not known: then the right side decides. */
+static bool rename_used(const ckpt_plan *plan, const char *rule, bool same_names)
+{
+    const char *eq = strchr(rule, '=');
+    bool used = eq == NULL;
+    for (size_t i = 0; i < plan->n_results && !used; i++) {
+        const ckpt_result_tensor *t = &plan->results[i];
+        if (same_names && t->model_tensor >= 0) {
+            uint32_t stored = plan->model->tensors[t->model_tensor].stored;
+            used = side_matches(rule, (size_t)(eq - rule), plan->model->src->tensors[stored].name);
+        } else {
+            used = side_matches(eq + 1, strlen(eq + 1), t->stored);
+        }
+    }
+    return used;
+}
+
+ckpt_status ckpt_report_patterns(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *plan,
+                                 const ckpt_convert_opts *opts, const ckpt_strings *removed,
+                                 bool same_names, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < opts->n_include; i++)
+        if (!glob_used(plan->model, removed, opts->include[i]))
+            CKPT_CHECK(ckpt_report_warn(tool, r, err, "--include '%s' matches no tensor",
+                                        opts->include[i]));
+    for (size_t i = 0; i < opts->n_exclude; i++)
+        if (!glob_used(plan->model, removed, opts->exclude[i]))
+            CKPT_CHECK(ckpt_report_warn(tool, r, err, "--exclude '%s' matches no tensor",
+                                        opts->exclude[i]));
+    for (size_t i = 0; i < opts->n_rename; i++)
+        if (!rename_used(plan, opts->rename[i], same_names))
+            CKPT_CHECK(
+                ckpt_report_warn(tool, r, err, "--rename '%s' matches no tensor", opts->rename[i]));
 done:
     return status;
 }
