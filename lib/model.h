@@ -61,6 +61,15 @@ void ckpt_model_release(ckpt_model *model);
 /* By canonical name, or -1. */
 int64_t ckpt_model_find(const ckpt_model *model, const char *name);
 
+/* A model whose configuration ties the head to the embedding but that stores a head as well. Reads
+ * both tensors unless their types already differ. */
+typedef enum ckpt_tied {
+    CKPT_TIED_NO_QUESTION, /* not tied, or only one of them stored */
+    CKPT_TIED_EQUAL,
+    CKPT_TIED_DIFFERS
+} ckpt_tied;
+ckpt_status ckpt_model_tied(const ckpt_model *model, ckpt_tied *out, ckpt_err *err) CKPT_MUST_USE;
+
 /* Read [lo, lo+n) bytes of a canonical tensor's row-major bytes (after big-endian swap). n and lo
  * need not be element-aligned. Convenience over plan.h for small reads: inspect --head, tests. */
 ckpt_status ckpt_model_read(const ckpt_model *model, size_t tensor, uint64_t lo, size_t n,

@@ -1,4 +1,6 @@
-/* Rows beyond the true vocabulary. They are no part of the canonical tensor: dropped on the way out,
+/* What embedding and head hold beyond their rows and beside each other.
+ *
+ * Rows beyond the true vocabulary. They are no part of the canonical tensor: dropped on the way out,
  * zero on the way in; what a source holds there is looked at so that dropping it is never silent. */
 #include "checked.h"
 #include "gather.h"
@@ -91,5 +93,67 @@ ckpt_status ckpt_plan_padding(ckpt_planner *p, ckpt_err *err)
                             (unsigned long long)scan.nonzero, scan.max_abs));
     }
 done:
+    return status;
+}
+
+/* Do two canonical tensors of one model hold the same bytes? */
+static ckpt_status same_bytes(const ckpt_model *m, size_t a, size_t b, bool *same, ckpt_err *err)
+{
+    enum { BLOCK = 64 * 1024, SCRATCH = 64 * 1024 };
+    ckpt_status status = CKPT_OK;
+    ckpt_arena arena = {0};
+    ckpt_gather ga, gb;
+    uint8_t *buf = malloc(2 * BLOCK + SCRATCH);
+    ckpt_scratch scratch = {buf + 2 * BLOCK, SCRATCH};
+    uint64_t bytes = m->tensors[a].bytes;
+    *same = bytes == m->tensors[b].bytes && m->tensors[a].dtype == m->tensors[b].dtype;
+    if (buf == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    CKPT_CHECK(ckpt_plan_canon(m, a, &arena, &ga, err));
+    CKPT_CHECK(ckpt_plan_canon(m, b, &arena, &gb, err));
+    for (uint64_t lo = 0; *same && lo < bytes; lo += BLOCK) {
+        size_t n = (size_t)ckpt_min_u64(BLOCK, bytes - lo);
+        CKPT_CHECK(ckpt_gather_run(m->src, &ga, lo, n, buf, &scratch, err));
+        CKPT_CHECK(ckpt_gather_run(m->src, &gb, lo, n, buf + BLOCK, &scratch, err));
+        *same = memcmp(buf, buf + BLOCK, n) == 0;
+    }
+done:
+    free(buf);
+    ckpt_arena_free(&arena);
+    return status;
+}
+
+ckpt_status ckpt_model_tied(const ckpt_model *m, ckpt_tied *out, ckpt_err *err)
+{
+    int64_t embed = ckpt_model_find(m, "embed.weight"), head = ckpt_model_find(m, "head.weight");
+    bool tied = false, same;
+    *out = CKPT_TIED_NO_QUESTION;
+    if (embed < 0 || head < 0 || !ckpt_json_bool(ckpt_json_get(m->config, "tied"), &tied) || !tied)
+        return CKPT_OK;
+    ckpt_status status = same_bytes(m, (size_t)embed, (size_t)head, &same, err);
+    *out = same ? CKPT_TIED_EQUAL : CKPT_TIED_DIFFERS;
+    return status;
+}
+
+static bool planned(const ckpt_planner *p, const char *name)
+{
+    for (size_t i = 0; i < p->n_items; i++)
+        if (strcmp(p->items[i].canon.name, name) == 0)
+            return true;
+    return false;
+}
+
+ckpt_status ckpt_plan_tied(ckpt_planner *p, ckpt_err *err)
+{
+    ckpt_tied tied = CKPT_TIED_NO_QUESTION;
+    if (!planned(p, "embed.weight") || !planned(p, "head.weight"))
+        return CKPT_OK;
+    ckpt_status status = ckpt_model_tied(p->model, &tied, err);
+    if (status == CKPT_OK && tied == CKPT_TIED_DIFFERS)
+        return ckpt_fail(err, CKPT_E_MISMATCH,
+                         "the configuration ties the head to the embedding, but head.weight "
+                         "differs from embed.weight: --exclude one, or correct the configuration");
+    if (status == CKPT_OK && tied == CKPT_TIED_EQUAL)
+        return WARN(p, err, "tied, but head.weight is stored as well; it equals embed.weight");
     return status;
 }

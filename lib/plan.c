@@ -437,6 +437,7 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
     CKPT_CHECK(check_mesh(&p, err));
     CKPT_CHECK(ckpt_plan_select(&p, err));
     CKPT_CHECK(ckpt_plan_ranks(&p, err));
+    CKPT_CHECK(ckpt_plan_tied(&p, err));
     CKPT_CHECK(ckpt_plan_padding(&p, err));
     CKPT_CHECK(settle_config(&p, err));
     CKPT_CHECK(settle_vocab(&p, err));

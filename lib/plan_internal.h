@@ -60,6 +60,9 @@ ckpt_status ckpt_plan_dtypes(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 
 /* The part of a padded axis beyond the box, as a map; false if the view has no padding. */
 bool ckpt_pad_map(const ckpt_row *row, const ckpt_map *map, ckpt_arena *arena, ckpt_map *out);
+/* A configuration that says "tied" beside a head of its own: CKPT_E_MISMATCH if the two tensors
+ * differ (which one is right is the user's choice), a warning if they are equal. */
+ckpt_status ckpt_plan_tied(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 /* Warn about padding rows of the source that hold something other than zero: they are dropped. */
 ckpt_status ckpt_plan_padding(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 

@@ -1,6 +1,8 @@
 /* torch_dist container, reading: real checkpoints, save roots, hostile .metadata, mutated bytes. */
 #include "dcp_test.h"
 
+#include "dcp_meta.h"
+
 Suite *suite_dcp(void);
 
 /* ---- golden ---------------------------------------------------------------------------------- */
@@ -309,6 +311,34 @@ START_TEST(open_object_with_unknown_global_is_flagged)
 }
 END_TEST
 
+/* planner_data is of no interest to us, but a loader would unpickle it. */
+START_TEST(metadata_with_foreign_global_is_flagged)
+{
+    ckpt_buf p = {0};
+    ckpt_arena arena = {0};
+    ckpt_dcp_meta meta = {0};
+    ckpt_err err = {0};
+    ckpt_pkl_begin(&p);
+    ckpt_pkl_put_global(&p, "torch.distributed.checkpoint.metadata", "Metadata");
+    ckpt_buf_puts(&p, ")\x81}(");
+    ckpt_pkl_put_str(&p, "state_dict_metadata");
+    ckpt_buf_puts(&p, "}");
+    ckpt_pkl_put_str(&p, "storage_data");
+    ckpt_buf_puts(&p, "}");
+    ckpt_pkl_put_str(&p, "planner_data");
+    ckpt_pkl_put_global(&p, "posix", "system");
+    ckpt_buf_puts(&p, "(");
+    ckpt_pkl_put_str(&p, "true");
+    ckpt_buf_puts(&p, "tRub");
+    ckpt_pkl_end(&p);
+    ck_assert_msg(ckpt_dcp_meta_parse(p.data, p.len, &arena, &meta, &err) == CKPT_OK, "%s",
+                  err.text);
+    ck_assert_str_eq(meta.unknown_global, "posix.system");
+    ckpt_buf_release(&p);
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
 /* One defect each, in a checkpoint of the crafted pair. */
 enum {
     OVERLAP,
@@ -555,6 +585,7 @@ Suite *suite_dcp(void)
     tcase_add_test(t, open_ghost_entry_warns);
     tcase_add_test(t, open_undecodable_object_is_flagged);
     tcase_add_test(t, open_object_with_unknown_global_is_flagged);
+    tcase_add_test(t, metadata_with_foreign_global_is_flagged);
     tcase_add_loop_test(t, open_defective_metadata_names_the_defect, 0, DEFECTS);
     tcase_add_test(t, open_truncated_metadata_fails_at_every_length);
     tcase_add_test(t, open_mutated_bytes_never_misbehaves);

@@ -186,6 +186,17 @@ static ckpt_status check_structure(verification *v, ckpt_err *err)
         ckpt_verify_warning(v, "%s", v->model.notes[i]);
     if (v->has_manifest && !replacing(v))
         check_manifest_files(v);
+    ckpt_tied tied = CKPT_TIED_NO_QUESTION;
+    if (!v->part) {
+        ckpt_status status = ckpt_model_tied(&v->model, &tied, err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    if (tied == CKPT_TIED_DIFFERS)
+        ckpt_verify_problem(v, "the configuration ties the head to the embedding, but head.weight "
+                               "differs from embed.weight");
+    else if (tied == CKPT_TIED_EQUAL)
+        ckpt_verify_warning(v, "tied, but head.weight is stored as well; it equals embed.weight");
     return check_stale(v, err);
 }
 
