@@ -124,9 +124,12 @@ static ckpt_status check_options(const conversion *c, ckpt_err *err)
     for (size_t i = 0; i < o->rename.n; i++)
         if (strchr(o->rename.items[i], '=') == NULL)
             return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", o->rename.items[i]);
-    if (!o->dry_run && !o->force && ckpt_exists(c->dst_path))
-        return ckpt_fail(err, CKPT_E_USAGE, "%s: exists; --force replaces it", c->dst_path);
-    return CKPT_OK;
+    if (o->to == TO_TORCH_DIST && ends_with(c->dst_path, ".safetensors"))
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "%s: --to torch_dist writes a directory, and the name is that of a "
+                         "safetensors file",
+                         c->dst_path);
+    return ckpt_convert_target(c->dst_path, o->force, err);
 }
 
 static bool is_optimizer(const char *name)
@@ -205,8 +208,7 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
         bind.layout = &c->map.layout;
     CKPT_CHECK(ckpt_tool_open(c->tool, &c->src, c->src_path, c->o->iteration, err));
     CKPT_CHECK(ckpt_report_source(c->tool, &c->report, &c->src, err));
-    if (!c->o->dry_run)
-        CKPT_CHECK(ckpt_convert_apart_files(&c->src, c->dst_path, err));
+    CKPT_CHECK(ckpt_convert_apart_files(&c->src, c->dst_path, err));
     if (!c->o->allow_unknown_objects)
         CKPT_CHECK(ckpt_tool_check_objects(&c->src, err));
     CKPT_CHECK(settle_optimizer(c, err));
@@ -216,6 +218,8 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
         CKPT_CHECK(ckpt_report_warn(c->tool, &c->report, err, "%s: ignored", why.text));
         c->has_old = false;
     }
+    if (c->has_old && !c->o->force)
+        CKPT_CHECK(ckpt_convert_check_config(&c->model, &c->old, err));
 done:
     return status;
 }
@@ -613,8 +617,8 @@ static void print_summary(conversion *c)
     bool equal = c->result.has_source_root && left_out(c) == 0 &&
                  memcmp(c->result.root, c->result.source_root, CKPT_SHA256_LEN) == 0;
     ckpt_hex(c->result.root, root);
-    printf("%s tensors, %zu files, %s in %.2f s, root %s, %s%s%s%s\n",
-           ckpt_count(arena, c->plan.n_results), c->plan.sink.n_files,
+    printf("%s, %zu file%s, %s in %.2f s, root %s, %s%s%s%s\n",
+           ckpt_convert_counts(arena, &c->plan), c->plan.sink.n_files, plural(c->plan.sink.n_files),
            ckpt_human(arena, c->result.bytes), c->seconds, root,
            ckpt_paint_on(c->tool->color, equal ? CKPT_GREEN : CKPT_YELLOW),
            equal ? "root equals source" : "root differs: ", equal ? "" : why_root_differs(c),
@@ -630,6 +634,7 @@ static void write_json(conversion *c)
     ckpt_jw_string(w, "layout", c->layout != NULL ? c->layout->name : NULL);
     ckpt_tool_json_mesh(w, &c->plan_opts.mesh);
     ckpt_jw_u64(w, "tensors", c->plan.n_results);
+    ckpt_jw_u64(w, "stored_tensors", c->plan.out.n_tensors);
     ckpt_jw_lines(w, "lossy", c->report.lossy.items, c->report.lossy.n);
     ckpt_jw_lines(w, "warnings", c->report.warnings.items, c->report.warnings.n);
     ckpt_jw_lines(w, "dropped", c->report.dropped.items, c->report.dropped.n);

@@ -4,6 +4,8 @@
 
 #include "tool.h"
 
+/* "151 tensors stored as 81", or "151 tensors" if that is the same. */
+const char *ckpt_convert_counts(ckpt_arena *arena, const ckpt_plan *plan);
 /* Print a plan: every output file, what it holds and where each part comes from. */
 void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan);
 void ckpt_convert_show_json(ckpt_tool *tool, const ckpt_plan *plan);
@@ -58,5 +60,12 @@ ckpt_status ckpt_convert_apart(const char *src, const char *dst, ckpt_err *err) 
 /* The same for the files an opened source really reads. */
 ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst,
                                      ckpt_err *err) CKPT_MUST_USE;
+
+/* Refuse what the end of a conversion would refuse: a destination that exists (unless force), or
+ * whose parent cannot be written. */
+ckpt_status ckpt_convert_target(const char *dst, bool force, ckpt_err *err) CKPT_MUST_USE;
+/* CKPT_E_MISMATCH if the configuration that an opened source stores contradicts its manifest. */
+ckpt_status ckpt_convert_check_config(const ckpt_model *model, const ckpt_manifest *old,
+                                      ckpt_err *err) CKPT_MUST_USE;
 
 #endif

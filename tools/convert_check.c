@@ -2,10 +2,12 @@
  * was planned? */
 #include "convert.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- source and destination ------------------------------------------------------------------ */
 
@@ -81,6 +83,70 @@ ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst, ck
                              dst, src->files[i].name);
     }
     return CKPT_OK;
+}
+
+ckpt_status ckpt_convert_target(const char *dst, bool force, ckpt_err *err)
+{
+    char parent[PATH_MAX];
+    struct stat st;
+    const char *base = ckpt_basename(dst);
+    size_t n = (size_t)(base - dst);
+    if (!force && lstat(dst, &st) == 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: exists; --force replaces it", dst);
+    if (n >= sizeof parent)
+        return ckpt_fail_errno(err, ENAMETOOLONG, "%s", dst);
+    while (n > 1 && dst[n - 1] == '/')
+        n--;
+    memcpy(parent, n > 0 ? dst : ".", n > 0 ? n : 1);
+    parent[n > 0 ? n : 1] = '\0';
+    if (stat(parent, &st) != 0)
+        return ckpt_fail_errno(err, errno, "%s", parent);
+    if (!S_ISDIR(st.st_mode))
+        return ckpt_fail_errno(err, ENOTDIR, "%s", parent);
+    if (access(parent, W_OK | X_OK) != 0)
+        return ckpt_fail_errno(err, errno, "%s", parent);
+    return CKPT_OK;
+}
+
+/* ---- the source and its manifest --------------------------------------------------------------- */
+
+static void name_field(ckpt_buf *b, size_t *n, const char *key)
+{
+    enum { SHOWN = 4 };
+    if (*n < SHOWN)
+        ckpt_buf_printf(b, "%s'%s'", *n > 0 ? ", " : "", key);
+    else if (*n == SHOWN)
+        ckpt_buf_puts(b, ", …");
+    ++*n;
+}
+
+ckpt_status ckpt_convert_check_config(const ckpt_model *model, const ckpt_manifest *old,
+                                      ckpt_err *err)
+{
+    ckpt_status status;
+    size_t n = 0;
+    ckpt_buf fields = {0};
+    uint8_t a[CKPT_SHA256_LEN], b[CKPT_SHA256_LEN];
+    const ckpt_json *own = model->config, *stated = old->config;
+    if (model->layout == NULL || model->src->config == NULL || own == NULL || stated == NULL)
+        return CKPT_OK;
+    CKPT_CHECK(ckpt_config_digest(own, a, err));
+    CKPT_CHECK(ckpt_config_digest(stated, b, err));
+    if (memcmp(a, b, sizeof a) == 0)
+        goto done;
+    for (const ckpt_json *c = ckpt_json_child(own); c != NULL; c = ckpt_json_next(c))
+        if (!ckpt_json_equal(c, ckpt_json_get(stated, ckpt_json_key(c))))
+            name_field(&fields, &n, ckpt_json_key(c));
+    for (const ckpt_json *c = ckpt_json_child(stated); c != NULL; c = ckpt_json_next(c))
+        if (ckpt_json_get(own, ckpt_json_key(c)) == NULL)
+            name_field(&fields, &n, ckpt_json_key(c));
+    status = ckpt_fail(err, CKPT_E_MISMATCH,
+                       "%s: the configuration contradicts the source's manifest in %s; --force "
+                       "converts it anyway",
+                       model->src->path, fields.data != NULL ? (const char *)fields.data : "?");
+done:
+    ckpt_buf_release(&fields);
+    return status;
 }
 
 /* ---- after writing --------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* The plan of `ckpt convert --dry-run`. */
+/* The plan of `ckpt convert --dry-run`, and what its numbers count. */
 #include "convert.h"
 
 #include <string.h>
@@ -97,6 +97,18 @@ static void show_object(const ckpt_plan *plan, const ckpt_seg *seg)
     ckpt_arena_free(&scratch);
 }
 
+const char *ckpt_convert_counts(ckpt_arena *arena, const ckpt_plan *plan)
+{
+    const char *plural = plan->n_results == 1 ? "" : "s";
+    const char *text =
+        plan->n_results == plan->out.n_tensors
+            ? ckpt_arena_printf(arena, "%s tensor%s", ckpt_count(arena, plan->n_results), plural)
+            : ckpt_arena_printf(arena, "%s tensor%s stored as %s",
+                                ckpt_count(arena, plan->n_results), plural,
+                                ckpt_count(arena, plan->out.n_tensors));
+    return text != NULL ? text : "?";
+}
+
 void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan)
 {
     ckpt_arena *arena = &tool->arena;
@@ -112,11 +124,11 @@ void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan)
                 show_object(plan, &file->segs[s]);
         }
     }
-    printf(
-        "plan: %s tensors, %zu objects, %s in %zu files, %s of it tensor data; nothing written\n",
-        ckpt_count(arena, plan->out.n_tensors), plan->out.n_objects,
-        ckpt_human(arena, plan->total_bytes), plan->sink.n_files,
-        ckpt_human(arena, plan->payload_bytes));
+    printf("plan: %s, %zu object%s, %s in %zu file%s, %s of it tensor data; nothing written\n",
+           ckpt_convert_counts(arena, plan), plan->out.n_objects,
+           plan->out.n_objects == 1 ? "" : "s", ckpt_human(arena, plan->total_bytes),
+           plan->sink.n_files, plan->sink.n_files == 1 ? "" : "s",
+           ckpt_human(arena, plan->payload_bytes));
 }
 
 static void json_chunk(ckpt_jw *w, const ckpt_plan *plan, const ckpt_seg *seg)

@@ -24,3 +24,12 @@ rc 0 convert $k rm --to torch_dist --layout megatron --rename 'decoder.*=net.*';
 rc 0 verify rm --hash; [ "$(root_of)" = "$r" ] || fail 'another root'
 rc 0 convert $k w --rename 'nope.*=x.*' --include '*' --json; out '"warnings":."--rename .nope'; err "warning: --rename 'nope[.][*]=x[.][*]' matches no tensor$"
 no_err include
+# a dry run refuses what the run would refuse, and says what it counts
+rc 2 convert $k r --dry-run; one_line; err 'exists'; rc 0 convert $k r --dry-run --force
+rc 5 convert $k no/such/x --dry-run; one_line; rc 5 convert $k no/such/x; one_line
+rc 0 convert $k x --dry-run --to torch_dist --layout megatron; out '^plan: 151 tensors stored as [0-9]+, [0-9]+ objects?, '
+rc 0 convert $k x.safetensors --dry-run; out '^plan: 151 tensors, 0 objects, .* in 1 file, '
+rc 2 convert $k x.safetensors --to torch_dist; one_line; absent x.safetensors
+# a configuration that is not the manifest's
+cp -r a2 cd; sed -i 's/"rms_norm_eps": *[^,]*/"rms_norm_eps": 0.5/' cd/config.json
+rc 1 convert cd ce; one_line; err 'configuration contradicts .*norm_eps'; absent ce; rc 0 convert cd ce --force
