@@ -508,6 +508,27 @@ static ckpt_status choose_index(opening *o, ckpt_err *err)
     return CKPT_OK;
 }
 
+/* Without an index the names themselves say how many shards there were: model-00002-of-00004. */
+static ckpt_status check_numbering(opening *o, ckpt_err *err)
+{
+    for (size_t i = 0; i < o->n_shards; i++) {
+        int at, of, end = 0;
+        if (sscanf(o->shards[i], "model-%5d-of-%5d" SUFFIX "%n", &at, &of, &end) != 2 || end == 0 ||
+            o->shards[i][end] != '\0')
+            continue;
+        for (int k = 1; k <= of; k++) {
+            char name[64];
+            snprintf(name, sizeof name, "model-%05d-of-%05d" SUFFIX, k, of);
+            if (!listed(o->names, o->n_names, name))
+                return ckpt_fail(err, CKPT_E_FORMAT,
+                                 "%s is missing, and there is no index (incomplete download?)",
+                                 name);
+        }
+        return ckpt_source_warn(o->src, err, "no index beside model-*-of-*" SUFFIX);
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status open_dir(opening *o, ckpt_err *err)
 {
     ckpt_arena *arena = &o->src->arena;
@@ -535,6 +556,7 @@ static ckpt_status open_dir(opening *o, ckpt_err *err)
     }
     if (o->n_shards == 0)
         return ckpt_fail(err, CKPT_E_FORMAT, "no *" SUFFIX " file in the directory");
+    CKPT_CHECK(check_numbering(o, err));
     status = read_shards(o, err);
 done:
     o->shards = NULL;

@@ -416,6 +416,35 @@ static ckpt_status check_mesh(ckpt_planner *p, ckpt_err *err)
     return ckpt_mesh_check_blocks(mesh, p->model->n_blocks, err);
 }
 
+/* Users' keys of safetensors __metadata__ stay with safetensors; elsewhere they have no place. What
+ * describes the file they came from (format, sharding) is not theirs. */
+static ckpt_status carry_metadata(ckpt_planner *p, ckpt_err *err)
+{
+    ckpt_plan *plan = p->plan;
+    const ckpt_source *src = p->model->src;
+    bool keeps = src->container == p->opts->container;
+    ckpt_json *kept = ckpt_json_new_object();
+    plan->metadata = kept;
+    if (kept == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (const ckpt_json *c = ckpt_json_child(src->metadata); c != NULL; c = ckpt_json_next(c)) {
+        const char *key = ckpt_json_key(c);
+        if (strcmp(key, "format") == 0 || strncmp(key, "DCP_", 4) == 0)
+            continue;
+        ckpt_status status = CKPT_OK;
+        if (!keeps)
+            status = DROPPED(p, err, "metadata '%s' of the source has no place in %s", key,
+                             p->opts->container->name);
+        else if (!ckpt_json_set(kept, key, ckpt_json_dup(c)))
+            status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        if (status != CKPT_OK)
+            return status;
+    }
+    if (ckpt_json_child(kept) != NULL)
+        plan->out.metadata = kept;
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_convert_opts *opts,
                               ckpt_err *err)
 {
@@ -446,6 +475,7 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
     CKPT_CHECK(build_outs(&p, err));
     CKPT_CHECK(build_results(&p, err));
     CKPT_CHECK(carry_objects(&p, err));
+    CKPT_CHECK(carry_metadata(&p, err));
     plan->out.world = opts->sharded ? ckpt_mesh_world(&opts->mesh) : 1;
     plan->out.max_shard_bytes = opts->max_shard_bytes;
     plan->out.single_file = opts->single_file;
@@ -470,6 +500,7 @@ void ckpt_plan_release(ckpt_plan *plan)
     free(plan->warnings);
     ckpt_json_free(plan->config);
     ckpt_json_free(plan->canon_config);
+    ckpt_json_free(plan->metadata);
     ckpt_arena_free(&plan->sink.arena);
     ckpt_arena_free(&plan->arena);
     *plan = (ckpt_plan){0};

@@ -110,6 +110,7 @@ typedef struct ckpt_plan {
     size_t n_not_cast;
     ckpt_json *config; /* target's stored configuration */
     ckpt_json *canon_config;
+    ckpt_json *metadata; /* carried safetensors __metadata__ */
     uint64_t payload_bytes, total_bytes;
 } ckpt_plan;
 
