@@ -519,8 +519,8 @@ static ckpt_status check_written(conversion *c, ckpt_err *err)
     bool filtered = c->o->rename.n > 0 || c->o->include.n > 0 || c->o->exclude.n > 0;
     CKPT_CHECK(ckpt_convert_reopen(c->tool, &c->plan, c->container, c->commit.temp_path, err));
     if (c->o->rename.n > 0 && c->o->map == NULL) {
-        CKPT_CHECK(ckpt_convert_renamed(c->tool, &c->manifest, &c->plan, &c->result, c->container,
-                                        c->commit.temp_path, &c->renamed, err));
+        CKPT_CHECK(ckpt_convert_renamed(c->tool, &c->report, &c->manifest, &c->plan, &c->result,
+                                        c->container, c->commit.temp_path, &c->renamed, err));
         memcpy(c->result.root, c->manifest.root, CKPT_SHA256_LEN);
     }
     if (c->o->verify)

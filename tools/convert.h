@@ -42,10 +42,12 @@ ckpt_status ckpt_convert_reopen(ckpt_tool *tool, const ckpt_plan *plan,
                                 const ckpt_container *container, const char *path,
                                 ckpt_err *err) CKPT_MUST_USE;
 /* List in the manifest what a reader of the output at path will see, and under which root, when
- * that is not what was planned: --rename may take tensors out of the layout. renamed: it was so. */
-ckpt_status ckpt_convert_renamed(ckpt_tool *tool, ckpt_manifest *m, const ckpt_plan *plan,
-                                 const ckpt_convert_result *result, const ckpt_container *container,
-                                 const char *path, bool *renamed, ckpt_err *err) CKPT_MUST_USE;
+ * that is not what was planned: --rename may take tensors out of the layout. renamed: it was so.
+ * Warns of output that its layout no longer accepts. */
+ckpt_status ckpt_convert_renamed(ckpt_tool *tool, ckpt_report *r, ckpt_manifest *m,
+                                 const ckpt_plan *plan, const ckpt_convert_result *result,
+                                 const ckpt_container *container, const char *path, bool *renamed,
+                                 ckpt_err *err) CKPT_MUST_USE;
 /* Read everything back: file digests against the manifest (whose names are relative to path/dir,
  * or which describes the one file at path when dir is NULL), and tensor digests through the target
  * layout. filtered: renamed or partial output, which no layout has to recognise. */

@@ -143,22 +143,26 @@ done:
     return status;
 }
 
-ckpt_status ckpt_convert_renamed(ckpt_tool *tool, ckpt_manifest *m, const ckpt_plan *plan,
-                                 const ckpt_convert_result *result, const ckpt_container *container,
-                                 const char *path, bool *renamed, ckpt_err *err)
+ckpt_status ckpt_convert_renamed(ckpt_tool *tool, ckpt_report *r, ckpt_manifest *m,
+                                 const ckpt_plan *plan, const ckpt_convert_result *result,
+                                 const ckpt_container *container, const char *path, bool *renamed,
+                                 ckpt_err *err)
 {
     ckpt_status status;
     ckpt_source src = {0};
     ckpt_model model = {0};
     ckpt_open_opts opts = {.iteration = -1, .container = container->name};
     ckpt_model_opts strict = {.allow_unknown = false}, lenient = {.lenient = true};
+    ckpt_err why = {0};
     bool known = false;
     *renamed = false;
     CKPT_TRY(ckpt_source_open(&src, path, &opts, err), "checking what was written");
-    if (ckpt_model_bind(&model, &src, &strict, NULL) != CKPT_OK) {
+    if (ckpt_model_bind(&model, &src, &strict, &why) != CKPT_OK) {
         ckpt_model_release(&model);
         CKPT_TRY(ckpt_model_bind(&model, &src, &lenient, err), "checking what was written");
     }
+    if (why.text[0] != '\0' && !names_kept(plan, &model))
+        CKPT_CHECK(ckpt_report_warn(tool, r, err, "the renamed output: %s", why.text));
     if (names_kept(plan, &model))
         goto done;
     ckpt_tensor_hash *hashes = ckpt_arena_array(&tool->arena, model.n_tensors + 1, sizeof *hashes);

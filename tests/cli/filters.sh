@@ -20,6 +20,7 @@ rc 0 verify g --hash
 rc 0 convert $k r --rename 'model.*=net.*'; out 'root differs: tensors renamed$'; r=$(root_of)
 rc 0 verify r --hash; [ "$(root_of)" = "$r" ] || fail 'another root'
 rc 0 convert $k r.safetensors --rename 'model.*=net.*'; rc 0 verify r.safetensors --hash
+rc 0 convert $k ru --rename 'lm_head.weight=head.w'; err 'warning: the renamed output: .*head.w'; rc 0 verify ru --hash --allow-unknown
 rc 0 convert $k rm --to torch_dist --layout megatron --rename 'decoder.*=net.*'; out 'tensors renamed'; r=$(root_of)
 rc 0 verify rm --hash; [ "$(root_of)" = "$r" ] || fail 'another root'
 rc 0 convert $k w --rename 'nope.*=x.*' --include '*' --json; out '"warnings":."--rename .nope'; err "warning: --rename 'nope[.][*]=x[.][*]' matches no tensor$"
