@@ -627,7 +627,7 @@ ckpt_status ckpt_manifest_of_plan(ckpt_manifest *m, const ckpt_plan *plan,
     CKPT_CHECK(describe(m, plan->model->layout, plan->canon_config, err));
     memcpy(m->root, result->root, CKPT_SHA256_LEN);
     memcpy(m->source_root, result->source_root, CKPT_SHA256_LEN);
-    m->has_source_root = true;
+    m->has_source_root = result->has_source_root;
     m->lossy = plan->lossy;
     m->n_lossy = plan->n_lossy;
 done:

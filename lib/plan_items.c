@@ -48,7 +48,8 @@ ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err)
     if (p->n_items == 0 && p->model->n_tensors > 0)
         return ckpt_fail(err, CKPT_E_USAGE, "--include and --exclude leave no tensor");
     if (left_out > 0)
-        return DROPPED(p, err, "%zu tensors left out by --include/--exclude", left_out);
+        return DROPPED(p, err, "%zu tensor%s left out by --include/--exclude", left_out,
+                       left_out == 1 ? "" : "s");
     return CKPT_OK;
 }
 
