@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define CKPT_PIECE_MAX ((uint64_t)4 << 20) /* bytes of output or tensor handled at once */
+#define CKPT_PIECE_MAX ((uint64_t)2 << 20) /* bytes of output or tensor handled at once */
 
 typedef struct ckpt_job ckpt_job;
 

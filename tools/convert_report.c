@@ -206,8 +206,6 @@ ckpt_status ckpt_report_plan(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *p
     for (size_t i = 0; i < plan->n_dropped; i++) {
         if (ends_with(plan->dropped[i], NO_PLACE))
             CKPT_CHECK(drop_objects(tool, r, plan, target, err));
-        else if (strcmp(plan->dropped[i], "1 tensors left out by --include/--exclude") == 0)
-            CKPT_CHECK(add(tool, &r->dropped, err, "1 tensor left out by --include/--exclude"));
         else
             CKPT_CHECK(ckpt_strings_push(&r->dropped, plan->dropped[i], err));
     }
