@@ -175,18 +175,18 @@ START_TEST(layout_check_refuses_rows_that_cannot_work)
         ckpt_row row;
         bool good;
     } rows[] = {
-        {{"blocks.{l}.mlp.up.weight", "w.{l}.up", "F | H", NULL}, true},
-        {{"blocks.{2l+1}.mlp.up.weight", "w.{l}.up", "F | H", NULL}, true},
-        {{"b.{l}.e.{e}", "w.{l}", "E=e | F", NULL}, true},
-        {{"b.{l}.e.{e}", "w.{l}", "E | F", NULL}, false},
-        {{"b.{l}", "w", "F", NULL}, false},
-        {{"b", "w.{l}", "F", NULL}, false},
-        {{"b.{l}", "w*.l}", "F", NULL}, false},
-        {{"b.{l}", "w.{x}", "F", NULL}, false},
-        {{"b.{l}", "w.{e}", "F", NULL}, false},
-        {{"b", "w", "18446744073709551617 | F", NULL}, false},
-        {{"b", "w", "F | ]", NULL}, false},
-        {{"b", "w", "F", "notag"}, false},
+        {{"blocks.{l}.mlp.up.weight", "w.{l}.up", "F | H", NULL},    true },
+        {{"blocks.{2l+1}.mlp.up.weight", "w.{l}.up", "F | H", NULL}, true },
+        {{"b.{l}.e.{e}", "w.{l}", "E=e | F", NULL},                  true },
+        {{"b.{l}.e.{e}", "w.{l}", "E | F", NULL},                    false},
+        {{"b.{l}", "w", "F", NULL},                                  false},
+        {{"b", "w.{l}", "F", NULL},                                  false},
+        {{"b.{l}", "w*.l}", "F", NULL},                              false},
+        {{"b.{l}", "w.{x}", "F", NULL},                              false},
+        {{"b.{l}", "w.{e}", "F", NULL},                              false},
+        {{"b", "w", "18446744073709551617 | F", NULL},               false},
+        {{"b", "w", "F | ]", NULL},                                  false},
+        {{"b", "w", "F", "notag"},                                   false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         ckpt_layout layout = {.name = "t", .rows = &rows[i].row, .n_rows = 1};

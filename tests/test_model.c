@@ -195,8 +195,7 @@ START_TEST(bind_wrong_rank_and_expert_are_named)
     f->tensors[find(f, "decoder.final_norm.weight")].rank = 2;
     f->dims[find(f, "decoder.final_norm.weight")][1] = 1;
     ck_assert_int_eq(bind(f, &m, NULL, &err), CKPT_E_FORMAT);
-    ck_assert_str_eq(err.text,
-                     "tensor 'decoder.final_norm.weight': 2 dimensions, expected 1");
+    ck_assert_str_eq(err.text, "tensor 'decoder.final_norm.weight': 2 dimensions, expected 1");
     memset(f, 0, sizeof *f);
     add_model(f);
     add_layer(f, 3, "mlp.experts.experts.2.linear_fc2.weight", 2, 16, 10, 0);
