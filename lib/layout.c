@@ -174,11 +174,6 @@ bool ckpt_pattern_match(const char *pattern, const char *name, int64_t *l, int64
     return *name == '\0';
 }
 
-bool ckpt_pattern_match_canon(const char *pattern, const char *name, int64_t *l, int64_t *e)
-{
-    return ckpt_pattern_match(pattern, name, l, e);
-}
-
 char *ckpt_pattern_format(ckpt_arena *arena, const char *pattern, int64_t l, int64_t e)
 {
     char text[1024];

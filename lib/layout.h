@@ -105,8 +105,6 @@ extern const ckpt_layout *const ckpt_layouts[];
 bool ckpt_pattern_match(const char *pattern, const char *name, int64_t *l, int64_t *e);
 /* Instantiate a pattern whose index holes are {l} {2l} {2l+1} {b} {e}. */
 char *ckpt_pattern_format(ckpt_arena *arena, const char *pattern, int64_t l, int64_t e);
-/* Inverse for the canonical side of a row: match a canonical name, giving the stored-side l and e. */
-bool ckpt_pattern_match_canon(const char *pattern, const char *name, int64_t *l, int64_t *e);
 
 /* What ckpt_view_build is given. */
 typedef struct ckpt_view_in {

@@ -26,7 +26,7 @@ bool ckpt_pad_map(const ckpt_row *row, const ckpt_map *map, ckpt_arena *arena, c
 }
 
 typedef struct pad_scan {
-    uint64_t elements, nonzero;
+    uint64_t nonzero;
     double max_abs;
 } pad_scan;
 
@@ -40,7 +40,6 @@ static void scan_block(pad_scan *s, ckpt_dtype dtype, const uint8_t *data, int64
         if (!(fabs(v) <= s->max_abs)) /* a NaN stays */
             s->max_abs = fabs(v);
     }
-    s->elements += (uint64_t)n;
 }
 
 static ckpt_status scan_padding(ckpt_planner *p, const ckpt_canon *c, const ckpt_map *pad,

@@ -144,7 +144,11 @@ static ckpt_status build_chunks(ckpt_planner *p, ckpt_out_tensor *t, ckpt_gather
         }
         if (pad != NULL) {
             dst.map = pad;
-            CKPT_CHECK(ckpt_box_volume(pad, &dst, &pad_volume, err));
+            status = ckpt_box_volume(pad, &dst, &pad_volume, err);
+            if (status != CKPT_OK) {
+                free(copies.copies);
+                return status;
+            }
             (void)ckpt_dtype_bytes(it->canon.dtype, pad_volume, &pad_bytes);
         }
         g->pad = pad_bytes;

@@ -305,7 +305,7 @@ static ckpt_status place_one(ckpt_planner *p, ckpt_item *it, bool *placed, ckpt_
     for (size_t r = 0; r < p->layout->n_rows; r++) {
         const ckpt_row *row = &p->layout->rows[r];
         int64_t l, e;
-        if (tag_chosen(p, row->tag) && ckpt_pattern_match_canon(row->canon, it->canon.name, &l, &e))
+        if (tag_chosen(p, row->tag) && ckpt_pattern_match(row->canon, it->canon.name, &l, &e))
             return place_row(p, it, row, l, e, err);
     }
     /* No row for this spelling of the name; extras of the same layout stay what they are. */

@@ -14,7 +14,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-static const uint32_t K[64] __attribute__((aligned(16))) = {
+const uint32_t ckpt_sha256_k[64] __attribute__((aligned(16))) = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -59,8 +59,8 @@ static const uint32_t K[64] __attribute__((aligned(16))) = {
 
 #define ROUNDS4(s, w, i)                                                                           \
     do {                                                                                           \
-        __m128i m =                                                                                \
-            _mm_add_epi32(s##_##w, _mm_load_si128((const __m128i *)(const void *)(K + 4 * (i))));  \
+        __m128i m = _mm_add_epi32(                                                                 \
+            s##_##w, _mm_load_si128((const __m128i *)(const void *)(ckpt_sha256_k + 4 * (i))));    \
         s##_cdgh = _mm_sha256rnds2_epu32(s##_cdgh, s##_abef, m);                                   \
         s##_abef = _mm_sha256rnds2_epu32(s##_abef, s##_cdgh, _mm_shuffle_epi32(m, 0x0e));          \
     } while (0)

@@ -19,6 +19,7 @@ typedef void ckpt_sha256_blocks2_fn(uint32_t ha[8], const uint8_t *a, uint32_t h
 ckpt_sha256_blocks_fn ckpt_sha256_blocks_openssl;
 
 #if defined(__x86_64__)
+extern const uint32_t ckpt_sha256_k[64]; /* round constants, 16-byte aligned */
 ckpt_sha256_blocks_fn ckpt_sha256_blocks_ni;
 ckpt_sha256_blocks2_fn ckpt_sha256_blocks2_ni, ckpt_sha256_blocks2_evex;
 /* Sixteen streams. Lanes may share state or data: such lanes then write one result. */
