@@ -18,12 +18,21 @@ typedef struct key_row {
 
 /* clang-format off */
 static const key_row keys[] = {
-    {"activation",        STRING,   NULL, NULL,    "silu"},
+    {"activation",          STRING,   NULL, NULL,     "silu|relu2"},
+    {"attn_bias",           BOOL,     NULL, "*",      NULL},
+    {"attn_gate",           BOOL,     NULL, "*",      NULL},
+    {"attn_nope",           BOOL,     NULL, "*",      NULL},
     {"expert_ffn_size",   SIZE,     "FE", "E",     NULL},
     {"experts",           SIZE,     "E",  "E",     NULL},
     {"experts_per_token", SIZE,     NULL, "E",     NULL},
     {"ffn_size",          SIZE,     "F",  "-",     NULL},
-    {"heads",             SIZE,     "N",  "+*",    NULL},
+    {"gdn_conv",            SIZE,     "GW", "Gg",     NULL},
+    {"gdn_key_dim",         SIZE,     "GA", "Gg",     NULL},
+    {"gdn_key_heads",       SIZE,     "GK", "Gg",     NULL},
+    {"gdn_value_dim",       SIZE,     "GB", "Gg",     NULL},
+    {"gdn_value_heads",     SIZE,     "GV", "Gg",     NULL},
+    {"head_dim",            SIZE,     "D",  "*",      NULL},
+    {"heads",               SIZE,     "N",  "+*",     NULL},
     {"hidden_size",       SIZE,     "H",  NULL,    NULL},
     {"init_std",          NUMBER,   NULL, NULL,    NULL},
     {"kda_conv",          SIZE,     "W",  "K",     NULL},
@@ -34,18 +43,29 @@ static const key_row keys[] = {
     {"kda_lower_bound",   NUMBER,   NULL, "K",     NULL},
     {"kda_safe_gate",     BOOL,     NULL, "K",     NULL},
     {"kda_value_dim",     SIZE,     "B",  "K",     NULL},
+    {"kv_heads",            SIZE,     "G",  "*",      NULL},
     {"kv_lora_rank",      SIZE,     "RK", "+",     NULL},
     {"latent_norm",       BOOL,     NULL, "+",     NULL},
+    {"mamba_conv",          SIZE,     "MW", "M",      NULL},
+    {"mamba_groups",        SIZE,     "MG", "M",      NULL},
+    {"mamba_head_dim",      SIZE,     "MD", "M",      NULL},
+    {"mamba_heads",         SIZE,     "MN", "M",      NULL},
+    {"mamba_state",         SIZE,     "MT", "M",      NULL},
     {"mla_gate",          STRING,   NULL, "+",     "headwise|elementwise"},
     {"mla_nope",          BOOL,     NULL, "+",     NULL},
+    {"mtp_blocks",          SIZE,     NULL, NULL,     NULL},
+    {"mtp_layers",          SIZE,     NULL, NULL,     NULL},
     {"norm_eps",          POSITIVE, NULL, NULL,    NULL},
+    {"norm_zero_centered",  BOOL,     NULL, NULL,     NULL},
     {"pattern",           STRING,   NULL, NULL,    NULL},
     {"q_lora_rank",       SIZE,     "RQ", "+",     NULL},
     {"qk_nope_dim",       SIZE,     "DN", "+",     NULL},
+    {"qk_norm",             BOOL,     NULL, "*",      NULL},
     {"qk_rope_dim",       SIZE,     "DR", "+",     NULL},
+    {"rope_percent",        POSITIVE, NULL, "*",      NULL},
     {"rope_scaling",      OBJECT,   NULL, "+*",    NULL},
     {"rope_theta",        POSITIVE, NULL, "+*",    NULL},
-    {"rope_type",         STRING,   NULL, "+*",    "rope|yarn"},
+    {"rope_type",           STRING,   NULL, "+*",     "rope|yarn|llama3"},
     {"router_bias",       BOOL,     NULL, "E",     NULL},
     {"router_group_topk", SIZE,     NULL, "E",     NULL},
     {"router_groups",     SIZE,     NULL, "E",     NULL},
@@ -133,9 +153,9 @@ static ckpt_status check_pattern(const char *pattern, ckpt_err *err)
     if (*pattern == '\0')
         return ckpt_fail(err, CKPT_E_FORMAT, "'pattern': empty, expected one letter a block");
     for (size_t i = 0; pattern[i] != '\0'; i++)
-        if (!strchr("K+*G-E", pattern[i]))
+        if (!strchr("K+*Gg-EM", pattern[i]))
             return ckpt_fail(err, CKPT_E_FORMAT,
-                             "'pattern': block %zu is '%c', expected one of K + * G - E", i,
+                             "'pattern': block %zu is '%c', expected one of K + * G g - E M", i,
                              pattern[i]);
     return CKPT_OK;
 }
@@ -177,6 +197,31 @@ static ckpt_status check_router(const ckpt_json *canon, ckpt_err *err)
     return CKPT_OK;
 }
 
+static ckpt_status check_multiple(const ckpt_json *canon, const char *key, const char *of,
+                                  ckpt_err *err)
+{
+    int64_t n = int_of(canon, key), m = int_of(canon, of);
+    if (n > 0 && m > 0 && n % m != 0)
+        return ckpt_fail(err, CKPT_E_FORMAT, "'%s': found %lld, expected a multiple of '%s' %lld",
+                         key, (long long)n, of, (long long)m);
+    return CKPT_OK;
+}
+
+/* The depths of multi-token prediction have equally many blocks, and a main stack precedes them. */
+static ckpt_status check_mtp(const ckpt_json *canon, ckpt_err *err)
+{
+    const char *pattern = ckpt_json_string(ckpt_json_get(canon, "pattern"));
+    int64_t depths = int_of(canon, "mtp_layers"), blocks = int_of(canon, "mtp_blocks");
+    if ((depths > 0) != (blocks > 0))
+        return ckpt_fail(err, CKPT_E_FORMAT, "'%s': missing beside '%s'",
+                         depths > 0 ? "mtp_blocks" : "mtp_layers",
+                         depths > 0 ? "mtp_layers" : "mtp_blocks");
+    if (pattern != NULL && blocks > 0 && (uint64_t)blocks >= strlen(pattern))
+        return ckpt_fail(err, CKPT_E_FORMAT, "'mtp_blocks': found %lld of %zu blocks",
+                         (long long)blocks, strlen(pattern));
+    return check_multiple(canon, "mtp_blocks", "mtp_layers", err);
+}
+
 ckpt_status ckpt_config_check(const ckpt_json *canon, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -193,6 +238,9 @@ ckpt_status ckpt_config_check(const ckpt_json *canon, ckpt_err *err)
         CKPT_CHECK(check_pattern(pattern, err));
     CKPT_CHECK(check_gate_bound(canon, err));
     CKPT_CHECK(check_router(canon, err));
+    CKPT_CHECK(check_multiple(canon, "heads", "kv_heads", err));
+    CKPT_CHECK(check_multiple(canon, "gdn_value_heads", "gdn_key_heads", err));
+    CKPT_CHECK(check_mtp(canon, err));
 done:
     return status;
 }
@@ -210,6 +258,26 @@ static int64_t symbol(const ckpt_symtab *syms, const char *name)
     return ckpt_sym_get(syms, name, strlen(name));
 }
 
+/* Sizes that follow from others; the divisions are exact by ckpt_config_check. */
+static ckpt_status bind_derived(const ckpt_json *canon, ckpt_symtab *syms, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    int64_t heads = int_of(canon, "heads"), groups = int_of(canon, "kv_heads");
+    int64_t values = int_of(canon, "gdn_value_heads"), keys_ = int_of(canon, "gdn_key_heads");
+    int64_t depths = int_of(canon, "mtp_layers"), blocks = int_of(canon, "mtp_blocks");
+    const char *pattern = ckpt_json_string(ckpt_json_get(canon, "pattern"));
+    if (heads > 0 && groups > 0)
+        CKPT_CHECK(bind(syms, "R", heads / groups, err));
+    if (values > 0 && keys_ > 0)
+        CKPT_CHECK(bind(syms, "U", values / keys_, err));
+    if (pattern != NULL)
+        CKPT_CHECK(bind(syms, "P", (int64_t)strlen(pattern) - blocks, err));
+    if (depths > 0)
+        CKPT_CHECK(bind(syms, "Q", blocks / depths, err));
+done:
+    return status;
+}
+
 ckpt_status ckpt_config_symbols(const ckpt_json *canon, ckpt_symtab *syms, ckpt_err *err)
 {
     ckpt_status status;
@@ -219,6 +287,7 @@ ckpt_status ckpt_config_symbols(const ckpt_json *canon, ckpt_symtab *syms, ckpt_
         if (v > 0)
             CKPT_CHECK(bind(syms, keys[i].symbol, v, err));
     }
+    CKPT_CHECK(bind_derived(canon, syms, err));
     const char *gate = ckpt_json_string(ckpt_json_get(canon, "mla_gate"));
     int64_t rows = int_of(canon, "heads"), dv = int_of(canon, "v_head_dim");
     if (gate != NULL && strcmp(gate, "elementwise") == 0 && !ckpt_mul_i64(rows, dv, &rows))

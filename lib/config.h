@@ -3,17 +3,28 @@
  * schema and view expressions use.
  *
  *  key                      symbol  meaning
- *  pattern                          one letter a block: K KDA, + MLA, * attention, G GDN, - MLP, E MoE
+ *  pattern                          one letter a block: K KDA, + MLA, * attention, G GDN, g GDN2,
+ *                                   M Mamba-2, - MLP, E MoE; those of multi-token prediction last
+ *  mtp_layers, mtp_blocks           depths, and blocks of all depths together, which the pattern ends
+ *                                   with; absent without multi-token prediction. P is the number of
+ *                                   blocks before them, Q those of one depth
  *  hidden_size              H
  *  vocab_size               V       true rows of the embedding
  *  kda_heads                NK      kda_key_dim A, kda_value_dim B, kda_conv W
  *  kda_f_rank               RF      kda_gate_rank RG (absent = full rank)
  *  kda_safe_gate bool, kda_lower_bound number (only with safe gate)
  *  heads                    N       attention or MLA heads
+ *  kv_heads G, head_dim D           attention; R is N / G
+ *  attn_gate bool (only when true: sigmoid output gate, elementwise), attn_bias bool (only when true:
+ *      q k v biases), qk_norm bool, attn_nope bool (only when true), rope_percent number (only when
+ *      not 1: part of head_dim that rotates)
+ *  gdn_key_heads GK, gdn_value_heads GV, gdn_key_dim GA, gdn_value_dim GB, gdn_conv GW   GDN and
+ *      GDN2; U is GV / GK
+ *  mamba_heads MN, mamba_head_dim MD, mamba_groups MG, mamba_state MT, mamba_conv MW
  *  q_lora_rank RQ, kv_lora_rank RK, qk_nope_dim DN, qk_rope_dim DR, v_head_dim DV
  *  mla_nope                         bool: no rotary embedding in MLA
  *  mla_gate "headwise"|"elementwise" (absent = none): GM = N or N*DV rows of the output gate
- *  rope_theta number, rope_type "rope"|"yarn", rope_scaling (object, only with yarn: factor,
+ *  rope_theta number, rope_type "rope"|"yarn"|"llama3", rope_scaling (object, only with yarn: factor,
  *      original_max_position_embeddings, beta_fast, beta_slow, mscale, mscale_all_dim); all three
  *      absent when nothing rotates
  *  latent_norm              bool
@@ -22,7 +33,9 @@
  *  router_score "sigmoid"|"softmax", router_bias bool, router_scale number, router_groups,
  *  router_group_topk (both only when there is more than one group), router_normalize bool,
  *  shared_gate bool (only when true: the shared expert has a sigmoid gate)
- *  norm_eps number, activation "silu", tied bool, init_std number
+ *  norm_zero_centered bool (only when true: norm weights are stored minus one, the gated output norm
+ *      of GDN and KDA excepted)
+ *  norm_eps number, activation "silu"|"relu2" (relu2: no gate), tied bool, init_std number
  *
  * Keys belong to kinds of block: a model without MoE has no router keys, and so on. Numbers that are
  * integers are stored as integers, so 10000 and 10000.0 have one digest. */

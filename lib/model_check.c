@@ -14,6 +14,7 @@ const ckpt_kind ckpt_kinds[CKPT_N_KINDS] = {
     {"mlp",   '-'},
     {"moe",   'E'},
     {"mamba", 'M'},
+    {"gdn2",  'g'},
 };
 
 int ckpt_kind_of(const char *name, size_t n)

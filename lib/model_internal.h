@@ -9,7 +9,7 @@ typedef struct ckpt_kind {
     const char *name;
     char letter;
 } ckpt_kind;
-#define CKPT_N_KINDS 7
+#define CKPT_N_KINDS 8
 #define CKPT_NO_KIND (-1)
 extern const ckpt_kind ckpt_kinds[CKPT_N_KINDS];
 /* Index of a kind by name, or CKPT_NO_KIND. */

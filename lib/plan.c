@@ -481,6 +481,7 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
     CKPT_CHECK(carry_objects(&p, err));
     CKPT_CHECK(carry_metadata(&p, err));
     plan->out.world = opts->sharded ? ckpt_mesh_world(&opts->mesh) : 1;
+    plan->out.mesh = opts->sharded ? opts->mesh : (ckpt_mesh){1, 1, 1, 1, 1, 1};
     plan->out.max_shard_bytes = opts->max_shard_bytes;
     plan->out.single_file = opts->single_file;
     plan->out.iteration = model->src->iteration;

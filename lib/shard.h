@@ -9,10 +9,6 @@
 #include "arena.h"
 #include "source.h"
 
-typedef struct ckpt_mesh {
-    int tp, pp, ep, etp, cp, dp; /* sizes, >= 1; etp 0 means "as tp" until resolved */
-} ckpt_mesh;
-
 /* How an axis of a view is cut. */
 typedef enum ckpt_cut {
     CKPT_CUT_NONE,

@@ -10,6 +10,11 @@
 
 #define CKPT_MAX_RANK 16
 
+/* Parallel sizes, >= 1; etp 0 means "as tp" until resolved (shard.h). */
+typedef struct ckpt_mesh {
+    int tp, pp, ep, etp, cp, dp;
+} ckpt_mesh;
+
 /* ---- reading ------------------------------------------------------------------------------- */
 
 typedef struct ckpt_file {
@@ -130,6 +135,7 @@ typedef struct ckpt_out {
     ckpt_out_object *objects;
     size_t n_objects;
     int world;                    /* number of ranks (owners) */
+    ckpt_mesh mesh;               /* resolved; all 1 for a container that does not cut tensors */
     uint64_t max_shard_bytes;     /* HF sharding; 0 = one file */
     const ckpt_json *config;      /* config.json for HF-style, args for Megatron; may be NULL */
     ckpt_config_kind config_kind; /* MEGATRON: write a torch_dist directory with common state */

@@ -1,11 +1,12 @@
-/* The hybrid family: stacks of KDA, MLA, dense MLP and MoE blocks. One schema, one file per dialect;
+/* The hybrid family: stacks of KDA, GDN, GDN2, MLA, attention,
+ * Mamba-2, MLP and MoE blocks. One schema, one file per dialect;
  * a new dialect is a file with its rows and its configuration table, and a line in families.c. */
 #ifndef CKPT_FAMILIES_HYBRID_H
 #define CKPT_FAMILIES_HYBRID_H
 
 #include "fields.h"
 
-#define CKPT_HYBRID_SCHEMA_LEN 46
+#define CKPT_HYBRID_SCHEMA_LEN 107
 extern const ckpt_schema_row ckpt_hybrid_schema[CKPT_HYBRID_SCHEMA_LEN];
 
 extern const ckpt_layout ckpt_layout_hf_kimi_linear;
