@@ -55,4 +55,13 @@ ckpt_status ckpt_dcp_open(ckpt_source *src, const ckpt_open_opts *opts,
                           ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_dcp_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;
 
+/* Names, types, owners and cuts that DCP can hold. */
+ckpt_status ckpt_dcp_check_out(const ckpt_out *out, ckpt_err *err) CKPT_MUST_USE;
+/* Files of one rank, at most. */
+#define CKPT_DCP_BUCKETS 4
+/* Spread n items over the files of `world` ranks. slot: the item's rank on entry, rank * *buckets +
+ * bucket on return; objects (0 bytes) stay in bucket 0. */
+ckpt_status ckpt_dcp_buckets(int world, const uint64_t *bytes, int *slot, size_t n, int *buckets,
+                             ckpt_err *err) CKPT_MUST_USE;
+
 #endif

@@ -1,7 +1,8 @@
 /* Writing a DCP directory.
  *
- * Each rank that owns anything gets one file __RANK_0.distcp: its objects, then its chunks in out
- * order, each a torch.save item (head, payload, tail). .metadata is a protocol-2 pickle, so that
+ * Each rank that owns anything gets files __RANK_BUCKET.distcp: its objects, then its chunks in out
+ * order, each a torch.save item (head, payload, tail). One bucket, or up to four of a large rank, as
+ * many as let sixteen file digests advance side by side: which, depends on sizes alone. .metadata is a protocol-2 pickle, so that
  * any Python reads it, with a memo for classes, keys and names. A Megatron checkpoint
  * is a save root and carries its common state twice, as common.pt (Megatron-Core up to 0.18) and as
  * object common_state/shard_0_1 (from 0.19). Nothing written depends on time or chance.
@@ -39,7 +40,7 @@ typedef struct literals {
 typedef struct item {
     int64_t tensor, object;
     uint32_t chunk; /* or LIT_WHOLE */
-    int owner;
+    int owner;      /* rank, then rank * buckets + bucket */
     uint32_t file;
     uint64_t at, length; /* in the file */
 } item;
@@ -52,6 +53,7 @@ typedef struct layout {
     blob common_object, common_file; /* Megatron; the object only if it is not carried */
     item *items;                     /* file order */
     size_t n_items;
+    int buckets; /* files a rank */
     ckpt_err *err;
 } layout;
 
@@ -110,54 +112,7 @@ static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *
     ckpt_buf_release(&b);
 }
 
-/* ---- checks and item list ------------------------------------------------------------------ */
-
-static ckpt_status check_tensor(const layout *l, const ckpt_out_tensor *t)
-{
-    const ckpt_dtype_info *info = ckpt_dtype_get(t->dtype);
-    size_t name = strlen(t->name);
-    if (name == 0 || name > CKPT_DCP_NAME_LIMIT)
-        return ckpt_fail(l->err, CKPT_E_UNSUPPORTED,
-                         "tensor '%.100s': a name of %zu bytes, torch_dist takes 1 to %d", t->name,
-                         name, CKPT_DCP_NAME_LIMIT);
-    if (!info->torch)
-        return ckpt_fail(l->err, CKPT_E_UNSUPPORTED, "tensor '%.300s': torch has no dtype for %s",
-                         t->name, info->name);
-    if (t->dtype == CKPT_F4 && t->rank == 0)
-        return ckpt_fail(l->err, CKPT_E_UNSUPPORTED, "tensor '%.300s': a single float4 element",
-                         t->name);
-    for (size_t i = 0; i < t->n_chunks; i++) {
-        const ckpt_out_chunk *c = &t->chunks[i];
-        if (c->owner < 0 || c->owner >= l->out->world)
-            return ckpt_fail(l->err, CKPT_E_INTERNAL, "tensor '%.300s': owner %d of %d ranks",
-                             t->name, c->owner, l->out->world);
-        if (t->dtype == CKPT_F4 && ((c->lo[t->rank - 1] | c->len[t->rank - 1]) & 1))
-            return ckpt_fail(l->err, CKPT_E_UNSUPPORTED,
-                             "tensor '%.300s': a cut between the two float4 elements of a byte",
-                             t->name);
-    }
-    return CKPT_OK;
-}
-
-static ckpt_status check_out(const layout *l)
-{
-    const ckpt_out *out = l->out;
-    if (out->single_file)
-        return ckpt_fail(l->err, CKPT_E_USAGE, "torch_dist is a directory, not a single file");
-    if (out->world < 1 || out->n_tensors >= (UINT32_MAX >> 1))
-        return ckpt_fail(l->err, CKPT_E_INTERNAL, "%d ranks, %zu tensors", out->world,
-                         out->n_tensors);
-    for (size_t i = 0; i < out->n_tensors; i++) {
-        ckpt_status status = check_tensor(l, &out->tensors[i]);
-        if (status != CKPT_OK)
-            return status;
-    }
-    for (size_t i = 0; i < out->n_objects; i++)
-        if (out->objects[i].owner < 0 || out->objects[i].owner >= out->world)
-            return ckpt_fail(l->err, CKPT_E_INTERNAL, "object '%.300s': owner %d of %d ranks",
-                             out->objects[i].name, out->objects[i].owner, out->world);
-    return CKPT_OK;
-}
+/* ---- item list ----------------------------------------------------------------------------- */
 
 /* Unsorted items: objects, then tensors. Chunks without elements are written only for an empty
  * tensor, and once: their (name, offset) key may repeat. */
@@ -188,31 +143,59 @@ static void list_items(layout *l, item *items, size_t *count)
     *count = n;
 }
 
-/* Stable counting sort by owner into l->items. first[r] .. first[r+1] are rank r's. */
+/* Turn owners into files. */
+static ckpt_status spread_items(layout *l, item *items, size_t n)
+{
+    uint64_t *bytes = calloc(n + 1, sizeof *bytes);
+    int *slot = calloc(n + 1, sizeof *slot);
+    ckpt_status status = bytes && slot ? CKPT_OK : no_memory(l);
+    for (size_t i = 0; status == CKPT_OK && i < n; i++) {
+        int64_t numel;
+        const item *it = &items[i];
+        slot[i] = it->owner;
+        if (it->tensor < 0)
+            continue;
+        const ckpt_out_tensor *t = &l->out->tensors[it->tensor];
+        if (ckpt_numel(t->rank, item_dims(l->out, (uint32_t)it->tensor, it->chunk), &numel))
+            (void)ckpt_dtype_bytes(t->dtype, numel, &bytes[i]); /* put_tensor_item checks it */
+    }
+    if (status == CKPT_OK)
+        status = ckpt_dcp_buckets(l->out->world, bytes, slot, n, &l->buckets, l->err);
+    for (size_t i = 0; status == CKPT_OK && i < n; i++)
+        items[i].owner = slot[i];
+    free(bytes);
+    free(slot);
+    return status;
+}
+
+/* Stable counting sort by file into l->items. first[s] .. first[s+1] are those of slot s. */
 static ckpt_status group_items(layout *l, size_t **first)
 {
     const ckpt_out *out = l->out;
+    size_t slots = (size_t)out->world * CKPT_DCP_BUCKETS;
     size_t max = 1 + out->n_objects + out->n_tensors;
     for (size_t i = 0; i < out->n_tensors; i++)
         max += out->tensors[i].n_chunks;
     item *unsorted = calloc(max, sizeof *unsorted);
-    size_t *next = calloc((size_t)out->world + 2, sizeof *next);
+    size_t *next = calloc(slots + 2, sizeof *next);
     l->items = calloc(max, sizeof *l->items);
-    *first = calloc((size_t)out->world + 2, sizeof **first);
-    bool ok = unsorted && next && l->items && *first;
-    if (ok) {
+    *first = calloc(slots + 2, sizeof **first);
+    ckpt_status status = unsorted && next && l->items && *first ? CKPT_OK : no_memory(l);
+    if (status == CKPT_OK) {
         list_items(l, unsorted, &l->n_items);
-        for (size_t i = 0; i < l->n_items; i++)
-            next[unsorted[i].owner + 1]++;
-        for (int r = 0; r < out->world; r++)
-            next[r + 1] += next[r];
-        memcpy(*first, next, ((size_t)out->world + 1) * sizeof *next);
-        for (size_t i = 0; i < l->n_items; i++)
-            l->items[next[unsorted[i].owner]++] = unsorted[i];
+        status = spread_items(l, unsorted, l->n_items);
     }
+    for (size_t i = 0; status == CKPT_OK && i < l->n_items; i++)
+        next[unsorted[i].owner + 1]++;
+    for (size_t s = 0; status == CKPT_OK && s < slots; s++)
+        next[s + 1] += next[s];
+    if (status == CKPT_OK)
+        memcpy(*first, next, (slots + 1) * sizeof *next);
+    for (size_t i = 0; status == CKPT_OK && i < l->n_items; i++)
+        l->items[next[unsorted[i].owner]++] = unsorted[i];
     free(unsorted);
     free(next);
-    return ok ? CKPT_OK : no_memory(l);
+    return status;
 }
 
 /* ---- data files ---------------------------------------------------------------------------- */
@@ -331,13 +314,14 @@ static ckpt_status put_data_files(layout *l, const size_t *first)
 {
     frame f = {0};
     ckpt_status status = CKPT_OK;
-    for (int r = 0; r < l->out->world; r++) {
-        if (first[r] == first[r + 1])
+    for (int s = 0; s < l->out->world * l->buckets; s++) {
+        if (first[s] == first[s + 1])
             continue;
         file_writer w;
-        const char *name = ckpt_arena_printf(&l->sink->arena, "%s__%d_0.distcp", l->dir, r);
-        CKPT_CHECK(begin_file(l, name, 3 * (first[r + 1] - first[r]), true, &w));
-        for (size_t i = first[r]; i < first[r + 1]; i++)
+        const char *name = ckpt_arena_printf(&l->sink->arena, "%s__%d_%d.distcp", l->dir,
+                                             s / l->buckets, s % l->buckets);
+        CKPT_CHECK(begin_file(l, name, 3 * (first[s + 1] - first[s]), true, &w));
+        for (size_t i = first[s]; i < first[s + 1]; i++)
             CKPT_CHECK(put_item(l, &w, &l->items[i], &f));
     }
 done:
@@ -736,7 +720,8 @@ static ckpt_status begin(layout *l)
     ckpt_sink *sink = l->sink;
     bool megatron = l->out->config_kind == CKPT_CONFIG_MEGATRON;
     l->lit = ckpt_arena_alloc(&sink->arena, sizeof *l->lit);
-    sink->files = ckpt_arena_array(&sink->arena, (size_t)l->out->world + 8, sizeof *sink->files);
+    size_t files = (size_t)l->out->world * CKPT_DCP_BUCKETS + 8;
+    sink->files = ckpt_arena_array(&sink->arena, files, sizeof *sink->files);
     if (!l->lit || !sink->files)
         return no_memory(l);
     l->lit->out = l->out;
@@ -745,6 +730,7 @@ static ckpt_status begin(layout *l)
     sink->n_files = 0;
     l->dir = "";
     sink->manifest_dir = "";
+    sink->together = l->out->mesh.pp <= 1;
     if (!megatron)
         return CKPT_OK;
     l->dir = l->out->iteration < 0
@@ -760,7 +746,7 @@ ckpt_status ckpt_dcp_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err)
     layout l = {.out = out, .sink = sink, .err = err};
     size_t *first = NULL;
     blob metadata;
-    ckpt_status status = check_out(&l);
+    ckpt_status status = ckpt_dcp_check_out(out, err);
     if (status != CKPT_OK)
         return status;
     CKPT_CHECK(begin(&l));

@@ -256,6 +256,12 @@ static void run_wide(input *in, int count)
     }
 }
 
+bool ckpt_sha256_stream_wide(int count)
+{
+    pthread_once(&impl_once, impl_init);
+    return impl.blocks16 != NULL && count >= WIDE_MIN;
+}
+
 void ckpt_sha256_stream_update_many(ckpt_sha256_stream *const *s, const void *const *p,
                                     const size_t *n, int count)
 {

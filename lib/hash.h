@@ -42,6 +42,8 @@ void ckpt_sha256_stream_update2(ckpt_sha256_stream *a, const void *pa, size_t na
 #define CKPT_SHA256_LANES 16
 void ckpt_sha256_stream_update_many(ckpt_sha256_stream *const *s, const void *const *p,
                                     const size_t *n, int count);
+/* Whether that pays for `count` streams of equal length: the wide kernel is there and they fill it. */
+bool ckpt_sha256_stream_wide(int count);
 /* Leaves s ready for a new message. */
 void ckpt_sha256_stream_final(ckpt_sha256_stream *s, uint8_t out[CKPT_SHA256_LEN]);
 

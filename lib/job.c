@@ -22,7 +22,7 @@ ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *e
     ckpt_status status = CKPT_OK;
     uint64_t memory = opts != NULL && opts->memory > 0 ? opts->memory : (uint64_t)1 << 30;
     int n = opts != NULL && opts->threads > 0 ? opts->threads : default_threads();
-    uint64_t piece = CKPT_PIECE_MAX, scratch = SCRATCH_MAX;
+    uint64_t piece = j->piece > 0 ? j->piece : CKPT_PIECE_MAX, scratch = SCRATCH_MAX;
     while ((uint64_t)n * (piece + scratch) > memory && (n > 2 || piece > PIECE_MIN)) {
         if (n > 2) {
             n = (n + 1) / 2;

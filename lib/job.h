@@ -26,7 +26,7 @@ struct ckpt_job {
     void (*give_up)(ckpt_job *j); /* wake everybody who may be waiting */
     void *self;
     size_t n_items;
-    uint64_t piece; /* bytes */
+    uint64_t piece; /* bytes; set before opening: the most that is wanted, 0 = CKPT_PIECE_MAX */
     int n_workers;
     ckpt_worker *workers;
     uint8_t *arena;

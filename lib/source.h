@@ -171,6 +171,8 @@ typedef struct ckpt_sink {
     ckpt_arena arena;
     ckpt_out_file *files;
     size_t n_files;
+    bool together;            /* data files advance through the tensors side by side: converting
+                                 them in step reads each part of the source once */
     const char *manifest_dir; /* where ckpt.manifest.json goes, relative; "" = top */
     /* Produce the whole of a literal segment (seg->len bytes). crc: CRC-32 of the payload segment
      * just before it in the same file, 0 if none. Pure: thread-safe and repeatable. */

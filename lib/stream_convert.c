@@ -1,10 +1,12 @@
 /* The executor. One list of work items, taken in order by all workers:
  *
- *   piece   a contiguous range of one output file: gather, then pass the file's turnstile (CRC,
- *           literals, file digest, in file order), then write
+ *   piece   the same range of every file of a lane (mostly one file): gather, then pass the lane's
+ *           turnstile (CRC, literals, file digests, in file order), then write
  *   leaves  sixteen Merkle leaves of canonical tensors: gather from the source, hash side by side
  *
- * Pieces of up to FILES_IN_FLIGHT files are interleaved so that their serial digests run in
+ * Files that a sink lets advance together share a lane if there are enough of them for their digests
+ * to run in the wide kernel, which is worth half a second of a gigabyte's one. Pieces of up to
+ * LANES_IN_FLIGHT lanes are interleaved so that their serial digests run in
  * parallel, and leaf groups are merged in by progress, so that both readings of a source region come
  * close together and the second is served by the page cache. A worker that waits at a turnstile
  * waits for an item that was handed out earlier, so the lowest item in flight never waits. */
@@ -22,8 +24,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define FILES_IN_FLIGHT 8
-#define DIRECT_MIN ((uint64_t)64 << 20) /* files from this size on are written with O_DIRECT */
+#define LANES_IN_FLIGHT 8
+#define WAVE_MAX ((uint64_t)4 << 20)      /* bytes of a piece of a lane of several files */
+#define WAVE_FILE_MIN ((uint64_t)1 << 20) /* smaller files have a lane of their own */
+#define DIRECT_MIN ((uint64_t)64 << 20)   /* files from this size on are written with O_DIRECT */
 #define PAGE 4096
 
 /* ---- converting -------------------------------------------------------------------------------- */
@@ -32,18 +36,24 @@
 typedef struct out_file {
     const char *path;
     int fd, direct_fd;
-    pthread_mutex_t lock;
-    pthread_cond_t turn;
-    uint64_t passed; /* bytes that went through the turnstile */
     atomic_ullong written;
     ckpt_sha256_stream whole, rest;
     uint32_t crc; /* of the payload segment in progress or just ended */
-    bool ready;   /* lock and condition exist */
 } out_file;
 
+/* Neighbouring files that are written in step. */
+typedef struct lane {
+    uint32_t first, n; /* files */
+    uint64_t step;     /* bytes of each file that one piece covers */
+    uint64_t size;     /* of the longest file */
+    uint64_t passed;   /* bytes of each that went through the turnstile */
+    pthread_mutex_t lock;
+    pthread_cond_t turn;
+} lane;
+
 typedef struct item {
-    uint64_t offset; /* piece: in the file */
-    uint32_t index;  /* file, or group of leaves */
+    uint64_t offset; /* piece: in the files */
+    uint32_t index;  /* lane, or group of leaves */
     uint32_t is_leaf;
 } item;
 
@@ -52,6 +62,8 @@ typedef struct convert_job {
     ckpt_arena *arena;
     const char *dir;
     out_file *files;
+    lane *lanes;
+    size_t n_lanes;
     ckpt_leaf_list leaves;
     item *items;
     size_t n_items;
@@ -60,10 +72,10 @@ typedef struct convert_job {
 static void wake_all(ckpt_job *j)
 {
     convert_job *c = j->self;
-    for (size_t f = 0; f < c->plan->sink.n_files; f++) {
-        pthread_mutex_lock(&c->files[f].lock);
-        pthread_cond_broadcast(&c->files[f].turn);
-        pthread_mutex_unlock(&c->files[f].lock);
+    for (size_t i = 0; i < c->n_lanes; i++) {
+        pthread_mutex_lock(&c->lanes[i].lock);
+        pthread_cond_broadcast(&c->lanes[i].turn);
+        pthread_mutex_unlock(&c->lanes[i].lock);
     }
 }
 
@@ -97,14 +109,14 @@ static ckpt_status fill_object(const convert_job *c, const ckpt_seg *seg, uint64
 }
 
 /* Payload parts of the piece; literals come later, in file order. */
-static ckpt_status fill_payload(ckpt_worker *w, const convert_job *c, uint32_t f, uint64_t lo,
-                                uint64_t hi, ckpt_err *err)
+static ckpt_status fill_payload(ckpt_worker *w, const convert_job *c, uint32_t f, uint8_t *buf,
+                                uint64_t lo, uint64_t hi, ckpt_err *err)
 {
     const ckpt_out_file *file = &c->plan->sink.files[f];
     for (size_t s = seg_at(file, lo); s < file->n_segs && file->segs[s].offset < hi; s++) {
         const ckpt_seg *seg = &file->segs[s];
         uint64_t a = ckpt_max_u64(seg->offset, lo), b = ckpt_min_u64(seg->offset + seg->len, hi);
-        uint8_t *out = w->buf + (a - lo);
+        uint8_t *out = buf + (a - lo);
         ckpt_status status = CKPT_OK;
         if (seg->kind == CKPT_SEG_CHUNK) {
             status = ckpt_gather_run(c->plan->model->src, &c->plan->chunks[seg->a][seg->b],
@@ -170,9 +182,9 @@ static ckpt_status emit_literal(const convert_job *c, uint32_t f, const ckpt_seg
     return CKPT_OK;
 }
 
-/* In file order: checksums, literals, the digests of the file. */
-static ckpt_status pass_turnstile(ckpt_worker *w, convert_job *c, uint32_t f, uint64_t lo,
-                                  uint64_t hi, ckpt_err *err)
+/* In file order: checksums, literals, the digest of what is no tensor. */
+static ckpt_status fill_literals(convert_job *c, uint32_t f, uint8_t *buf, uint64_t lo, uint64_t hi,
+                                 ckpt_err *err)
 {
     const ckpt_out_file *file = &c->plan->sink.files[f];
     out_file *of = &c->files[f];
@@ -181,7 +193,7 @@ static ckpt_status pass_turnstile(ckpt_worker *w, convert_job *c, uint32_t f, ui
          status == CKPT_OK && s < file->n_segs && file->segs[s].offset < hi; s++) {
         const ckpt_seg *seg = &file->segs[s];
         uint64_t a = ckpt_max_u64(seg->offset, lo), b = ckpt_min_u64(seg->offset + seg->len, hi);
-        uint8_t *at = w->buf + (a - lo);
+        uint8_t *at = buf + (a - lo);
         if (seg->kind == CKPT_SEG_LITERAL) {
             status = emit_literal(c, f, seg, a, b, of->crc, at, err);
             ckpt_sha256_stream_update2(&of->rest, at, (size_t)(b - a), NULL, NULL, 0);
@@ -196,20 +208,18 @@ static ckpt_status pass_turnstile(ckpt_worker *w, convert_job *c, uint32_t f, ui
         else
             status = rest_of_chunk(c, of, seg, a - seg->offset, at, b - a, err);
     }
-    if (status == CKPT_OK)
-        ckpt_sha256_stream_update2(&of->whole, w->buf, (size_t)(hi - lo), NULL, NULL, 0);
     return status;
 }
 
-static ckpt_status write_piece(const ckpt_worker *w, out_file *of, uint64_t size, uint64_t lo,
+static ckpt_status write_piece(out_file *of, const uint8_t *buf, uint64_t size, uint64_t lo,
                                uint64_t hi, ckpt_err *err)
 {
     uint64_t n = hi - lo, direct = of->direct_fd >= 0 ? n / PAGE * PAGE : 0;
     ckpt_status status = CKPT_OK;
-    if (direct > 0 && pwrite(of->direct_fd, w->buf, direct, (off_t)lo) != (ssize_t)direct)
+    if (direct > 0 && pwrite(of->direct_fd, buf, direct, (off_t)lo) != (ssize_t)direct)
         direct = 0; /* the file system has second thoughts: buffered does everything */
     if (n > direct)
-        CKPT_TRY(ckpt_pwrite_full(of->fd, w->buf + direct, (size_t)(n - direct), lo + direct, err),
+        CKPT_TRY(ckpt_pwrite_full(of->fd, buf + direct, (size_t)(n - direct), lo + direct, err),
                  "%s", of->path);
     if (atomic_fetch_add(&of->written, n) + n == size) {
         if (fsync(of->fd) != 0)
@@ -225,27 +235,75 @@ done:
     return status;
 }
 
+/* What an item holds of one file; step apart in the worker's buffer. */
+typedef struct part {
+    uint32_t file;
+    uint64_t lo, hi;
+    uint8_t *buf;
+} part;
+
+static int list_parts(const ckpt_worker *w, const convert_job *c, const item *it,
+                      part parts[CKPT_SHA256_LANES])
+{
+    const lane *l = &c->lanes[it->index];
+    int n = 0;
+    for (uint32_t f = l->first; f < l->first + l->n; f++) {
+        uint64_t size = c->plan->sink.files[f].size;
+        if (it->offset >= size)
+            continue;
+        parts[n] = (part){.file = f,
+                          .lo = it->offset,
+                          .hi = ckpt_min_u64(it->offset + l->step, size),
+                          .buf = w->buf + (uint64_t)n * l->step};
+        n++;
+    }
+    return n;
+}
+
+static ckpt_status pass_turnstile(convert_job *c, const part *parts, int n, ckpt_err *err)
+{
+    ckpt_sha256_stream *streams[CKPT_SHA256_LANES];
+    const void *data[CKPT_SHA256_LANES];
+    size_t len[CKPT_SHA256_LANES];
+    for (int i = 0; i < n; i++) {
+        const part *p = &parts[i];
+        ckpt_status status = fill_literals(c, p->file, p->buf, p->lo, p->hi, err);
+        if (status != CKPT_OK)
+            return status;
+        streams[i] = &c->files[p->file].whole;
+        data[i] = p->buf;
+        len[i] = (size_t)(p->hi - p->lo);
+    }
+    ckpt_sha256_stream_update_many(streams, data, len, n);
+    return CKPT_OK;
+}
+
 static ckpt_status do_piece(ckpt_worker *w, convert_job *c, const item *it, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    const ckpt_out_file *file = &c->plan->sink.files[it->index];
-    out_file *of = &c->files[it->index];
-    uint64_t lo = it->offset, hi = ckpt_min_u64(lo + w->job->piece, file->size);
-    CKPT_CHECK(fill_payload(w, c, it->index, lo, hi, err));
-    pthread_mutex_lock(&of->lock);
-    while (of->passed != lo && !atomic_load(&w->job->stop))
-        pthread_cond_wait(&of->turn, &of->lock);
-    bool stopped = of->passed != lo;
-    pthread_mutex_unlock(&of->lock);
+    lane *l = &c->lanes[it->index];
+    part parts[CKPT_SHA256_LANES];
+    int n = list_parts(w, c, it, parts);
+    for (int i = 0; i < n; i++)
+        CKPT_CHECK(fill_payload(w, c, parts[i].file, parts[i].buf, parts[i].lo, parts[i].hi, err));
+    pthread_mutex_lock(&l->lock);
+    while (l->passed != it->offset && !atomic_load(&w->job->stop))
+        pthread_cond_wait(&l->turn, &l->lock);
+    bool stopped = l->passed != it->offset;
+    pthread_mutex_unlock(&l->lock);
     if (stopped)
         return CKPT_OK; /* somebody else reports the reason */
-    CKPT_CHECK(pass_turnstile(w, c, it->index, lo, hi, err));
-    pthread_mutex_lock(&of->lock);
-    of->passed = hi;
-    pthread_cond_broadcast(&of->turn);
-    pthread_mutex_unlock(&of->lock);
-    CKPT_CHECK(write_piece(w, of, file->size, lo, hi, err));
-    ckpt_job_advance(w, hi - lo);
+    CKPT_CHECK(pass_turnstile(c, parts, n, err));
+    pthread_mutex_lock(&l->lock);
+    l->passed = it->offset + l->step;
+    pthread_cond_broadcast(&l->turn);
+    pthread_mutex_unlock(&l->lock);
+    for (int i = 0; i < n; i++) {
+        const part *p = &parts[i];
+        CKPT_CHECK(write_piece(&c->files[p->file], p->buf, c->plan->sink.files[p->file].size, p->lo,
+                               p->hi, err));
+        ckpt_job_advance(w, p->hi - p->lo);
+    }
 done:
     return status;
 }
@@ -300,9 +358,6 @@ static ckpt_status open_files(convert_job *c, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t f = 0; f < sink->n_files; f++) {
         c->files[f].fd = c->files[f].direct_fd = -1;
-        pthread_mutex_init(&c->files[f].lock, NULL);
-        pthread_cond_init(&c->files[f].turn, NULL);
-        c->files[f].ready = true;
         ckpt_sha256_stream_init(&c->files[f].whole);
         ckpt_sha256_stream_init(&c->files[f].rest);
     }
@@ -318,38 +373,81 @@ static ckpt_status open_files(convert_job *c, ckpt_err *err)
 static void close_files(convert_job *c)
 {
     for (size_t f = 0; c->files != NULL && f < c->plan->sink.n_files; f++) {
-        if (!c->files[f].ready)
-            continue;
         if (c->files[f].fd >= 0)
             close(c->files[f].fd);
         if (c->files[f].direct_fd >= 0)
             close(c->files[f].direct_fd);
-        pthread_mutex_destroy(&c->files[f].lock);
-        pthread_cond_destroy(&c->files[f].turn);
     }
     free(c->files);
+    for (size_t i = 0; i < c->n_lanes; i++) {
+        pthread_mutex_destroy(&c->lanes[i].lock);
+        pthread_cond_destroy(&c->lanes[i].turn);
+    }
+    free(c->lanes);
 }
 
 /* ---- ordering the items ------------------------------------------------------------------------ */
 
+/* How many files from f on share a lane. */
+static uint32_t lane_files(const ckpt_sink *sink, size_t f)
+{
+    uint32_t n = 0;
+    while (sink->together && n < CKPT_SHA256_LANES && f + n < sink->n_files &&
+           sink->files[f + n].is_data && sink->files[f + n].size >= WAVE_FILE_MIN)
+        n++;
+    return ckpt_sha256_stream_wide((int)n) ? n : 1;
+}
+
+static ckpt_status make_lanes(convert_job *c, bool *waves, ckpt_err *err)
+{
+    const ckpt_sink *sink = &c->plan->sink;
+    c->lanes = calloc(sink->n_files + 1, sizeof *c->lanes);
+    if (c->lanes == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (size_t f = 0; f < sink->n_files; f += c->lanes[c->n_lanes - 1].n) {
+        lane *l = &c->lanes[c->n_lanes++];
+        l->first = (uint32_t)f;
+        l->n = lane_files(sink, f);
+        for (uint32_t i = 0; i < l->n; i++)
+            l->size = ckpt_max_u64(l->size, sink->files[f + i].size);
+        *waves = *waves || l->n > 1;
+        pthread_mutex_init(&l->lock, NULL);
+        pthread_cond_init(&l->turn, NULL);
+    }
+    return CKPT_OK;
+}
+
+/* Steps of all lanes for buffers of `piece` bytes, and the number of items. */
 static ckpt_status count_items(convert_job *c, uint64_t piece, size_t *n, ckpt_err *err)
 {
     *n = ckpt_leaf_groups(&c->leaves);
-    for (size_t f = 0; f < c->plan->sink.n_files; f++) {
-        uint64_t pieces = (c->plan->sink.files[f].size + piece - 1) / piece;
+    for (size_t i = 0; i < c->n_lanes; i++) {
+        lane *l = &c->lanes[i];
+        l->step = l->n == 1 ? ckpt_min_u64(piece, CKPT_PIECE_MAX) : piece / l->n / PAGE * PAGE;
+        uint64_t pieces = (l->size + l->step - 1) / l->step;
         if (pieces > UINT32_MAX)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is too large",
-                             c->plan->sink.files[f].name);
+                             c->plan->sink.files[l->first].name);
         *n += (size_t)pieces;
     }
     return CKPT_OK;
 }
 
-/* Pieces in groups of files, round-robin inside a group; leaf groups wherever their share of all leaf
- * bytes has been reached by the pieces. */
+/* Bytes of a lane's piece at `at`. */
+static double piece_bytes(const convert_job *c, const lane *l, uint64_t at)
+{
+    double sum = 0;
+    for (uint32_t f = l->first; f < l->first + l->n; f++) {
+        uint64_t size = c->plan->sink.files[f].size;
+        sum += size > at ? (double)ckpt_min_u64(l->step, size - at) : 0;
+    }
+    return sum;
+}
+
+/* Pieces in groups of lanes, the lane that is least far first; leaf groups wherever their share of
+ * all leaf bytes has been reached by the pieces. */
 static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
 {
-    const ckpt_sink *sink = &c->plan->sink;
     size_t n, leaf = 0, n_groups = ckpt_leaf_groups(&c->leaves);
     double piece_total = 1, leaf_total = 1, piece_done = 0, leaf_done = 0;
     ckpt_status status = count_items(c, piece, &n, err);
@@ -358,30 +456,35 @@ static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
     c->items = malloc((n + 1) * sizeof *c->items);
     if (c->items == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu work items", n);
-    for (size_t f = 0; f < sink->n_files; f++)
-        piece_total += (double)sink->files[f].size;
+    for (size_t f = 0; f < c->plan->sink.n_files; f++)
+        piece_total += (double)c->plan->sink.files[f].size;
     for (size_t i = 0; i < n_groups; i++)
         leaf_total += (double)ckpt_leaf_group_bytes(&c->leaves, i);
-    for (size_t group = 0; group < sink->n_files; group += FILES_IN_FLIGHT) {
-        size_t end = ckpt_min_u64(group + FILES_IN_FLIGHT, sink->n_files);
-        bool more = true;
-        for (uint64_t at = 0; more; at += piece) {
-            more = false;
-            for (size_t f = group; f < end; f++) {
-                if (at >= sink->files[f].size)
-                    continue;
-                more = true;
-                c->items[c->n_items++] = (item){.offset = at, .index = (uint32_t)f};
-                piece_done += (double)ckpt_min_u64(piece, sink->files[f].size - at);
-                while (leaf < n_groups && leaf_done / leaf_total < piece_done / piece_total) {
-                    leaf_done += (double)ckpt_leaf_group_bytes(&c->leaves, leaf);
-                    c->items[c->n_items++] = (item){.index = (uint32_t)leaf++, .is_leaf = 1};
-                }
+    for (size_t group = 0; group < c->n_lanes; group += LANES_IN_FLIGHT) {
+        size_t end = ckpt_min_u64(group + LANES_IN_FLIGHT, c->n_lanes);
+        for (;;) {
+            lane *next = NULL;
+            for (size_t i = group; i < end; i++) {
+                lane *l = &c->lanes[i];
+                if (l->passed < l->size && (next == NULL || l->passed < next->passed))
+                    next = l;
+            }
+            if (next == NULL)
+                break;
+            c->items[c->n_items++] =
+                (item){.offset = next->passed, .index = (uint32_t)(next - c->lanes)};
+            piece_done += piece_bytes(c, next, next->passed);
+            next->passed += next->step;
+            while (leaf < n_groups && leaf_done / leaf_total < piece_done / piece_total) {
+                leaf_done += (double)ckpt_leaf_group_bytes(&c->leaves, leaf);
+                c->items[c->n_items++] = (item){.index = (uint32_t)leaf++, .is_leaf = 1};
             }
         }
     }
     while (leaf < n_groups)
         c->items[c->n_items++] = (item){.index = (uint32_t)leaf++, .is_leaf = 1};
+    for (size_t i = 0; i < c->n_lanes; i++)
+        c->lanes[i].passed = 0; /* from here on it counts what was done */
     return CKPT_OK;
 }
 
@@ -468,6 +571,7 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
                                 ckpt_arena *arena, ckpt_convert_result *out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
+    bool waves = false;
     convert_job c = {.plan = plan, .arena = arena, .dir = dir};
     ckpt_job j = {.run = convert_item, .give_up = wake_all, .self = &c};
     *out = (ckpt_convert_result){0};
@@ -480,6 +584,8 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
     }
     CKPT_CHECK(list_leaves(&c, out->tensors, originals, err));
     CKPT_CHECK(open_files(&c, err));
+    CKPT_CHECK(make_lanes(&c, &waves, err));
+    j.piece = waves ? WAVE_MAX : CKPT_PIECE_MAX;
     CKPT_CHECK(ckpt_job_open(&j, opts, err));
     CKPT_CHECK(order_items(&c, j.piece, err));
     j.n_items = c.n_items;

@@ -422,6 +422,53 @@ START_TEST(layout_refuses_common_state_by_range)
 }
 END_TEST
 
+/* ---- buckets --------------------------------------------------------------------------------- */
+
+#define MIB ((uint64_t)1 << 20)
+
+static const struct {
+    int ranks;    /* that own anything, of eight */
+    uint64_t mib; /* each */
+    int want;
+} bucket_cases[] = {
+    {1, 100,  1},
+    {1, 128,  2},
+    {1, 1000, 4},
+    {4, 256,  4},
+    {4, 192,  3},
+    {4, 127,  1},
+    {5, 999,  3},
+    {8, 999,  2},
+    {8, 127,  1},
+};
+
+/* Items of 1 MiB, dealt over the ranks: all files of a rank get the same number, in order. */
+START_TEST(buckets_are_even_and_not_too_small)
+{
+    int ranks = bucket_cases[_i].ranks, buckets = 0;
+    size_t n = (size_t)bucket_cases[_i].mib * (size_t)ranks;
+    uint64_t *bytes = calloc(n + 1, sizeof *bytes);
+    int *slot = calloc(n + 1, sizeof *slot), fill[32] = {0};
+    for (size_t i = 0; i < n; i++) {
+        bytes[i] = MIB;
+        slot[i] = (int)(i % (size_t)ranks);
+    }
+    slot[n] = ranks - 1; /* an object */
+    ck_assert_int_eq(ckpt_dcp_buckets(8, bytes, slot, n + 1, &buckets, NULL), CKPT_OK);
+    ck_assert_int_eq(buckets, bucket_cases[_i].want);
+    ck_assert_int_eq(slot[n], (ranks - 1) * buckets);
+    for (size_t i = 0; i < n; i++) {
+        ck_assert_int_eq(slot[i] / buckets, (int)(i % (size_t)ranks));
+        ck_assert_int_eq(slot[i] % buckets, (int)(i / (size_t)ranks % (size_t)buckets));
+        fill[slot[i]]++;
+    }
+    for (int s = 0; s < ranks * buckets; s++)
+        ck_assert_int_ge(fill[s], (int)bucket_cases[_i].mib / buckets);
+    free(bytes);
+    free(slot);
+}
+END_TEST
+
 /* ---- suite ----------------------------------------------------------------------------------- */
 
 Suite *suite_dcp_write(void)
@@ -438,5 +485,9 @@ Suite *suite_dcp_write(void)
     tcase_add_test(t, common_without_change_is_stable);
     tcase_add_test(t, common_with_tensor_keeps_its_storage);
     tcase_add_test(t, layout_refuses_common_state_by_range);
+
+    t = make_case(s, "buckets", 30);
+    tcase_add_loop_test(t, buckets_are_even_and_not_too_small, 0,
+                        sizeof bucket_cases / sizeof bucket_cases[0]);
     return s;
 }

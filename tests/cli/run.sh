@@ -4,8 +4,10 @@
 # in a shell and an empty directory of its own with the helpers of lib.bash.
 here=$(cd "$(dirname "$0")" && pwd)
 export CKPT=${CKPT:-$here/../../build/ckpt}
+export GEN=${GEN:-$(dirname "$CKPT")/gen}
 export FIXTURES=${FIXTURES:-$here/../../fixtures}
 CKPT=$(realpath "$CKPT") || exit 2
+GEN=$(realpath "$GEN") || exit 2
 FIXTURES=$(realpath "$FIXTURES") || exit 2
 export NO_COLOR=1 LC_ALL=C
 unset SOURCE_DATE_EPOCH
