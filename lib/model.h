@@ -6,6 +6,15 @@
 #include "layout.h"
 #include "source.h"
 
+/* Kinds of block, in the order of their bits, with their pattern letters. */
+typedef struct ckpt_kind {
+    const char *name;
+    char letter;
+} ckpt_kind;
+#define CKPT_N_KINDS 8
+#define CKPT_NO_KIND (-1)
+extern const ckpt_kind ckpt_kinds[CKPT_N_KINDS];
+
 typedef struct ckpt_canon {
     const char *name; /* canonical, or the stored name when `extra` */
     const int64_t *dims;

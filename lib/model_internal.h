@@ -4,14 +4,6 @@
 
 #include "model.h"
 
-/* Kinds of block, in the order of their bits, with their pattern letters. */
-typedef struct ckpt_kind {
-    const char *name;
-    char letter;
-} ckpt_kind;
-#define CKPT_N_KINDS 8
-#define CKPT_NO_KIND (-1)
-extern const ckpt_kind ckpt_kinds[CKPT_N_KINDS];
 /* Index of a kind by name, or CKPT_NO_KIND. */
 int ckpt_kind_of(const char *name, size_t n);
 

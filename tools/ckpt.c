@@ -16,26 +16,24 @@ static const ckpt_command cmd_bench = {.name = "bench", .what = "measure this ma
 static const ckpt_command cmd_report = {.name = "report", .what = "draw results as HTML"};
 
 static const ckpt_command *const commands[] = {
-    &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff, &cmd_train,
-    &cmd_gate,         &cmd_sign,         &cmd_bench,       &cmd_report,
+    &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff, &ckpt_cmd_formats,
+    &cmd_train,        &cmd_gate,         &cmd_sign,        &cmd_bench,     &cmd_report,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
+/* clang-format off */
 static const ckpt_opt global_opts[] = {
-    {"json",                                CKPT_OPT_FLAG, offsetof(ckpt_globals, json),                                             NULL,                                                        "one JSON document on stdout",                                                                                                               0,
-     0},
-    {"quiet",                                     CKPT_OPT_FLAG,                                            offsetof(ckpt_globals,                quiet), NULL,                                       "errors only",                                                                                                                                                                              0,                                                                                                                                                                                                                                                                                                                     0},
-    {"verbose",                                    CKPT_OPT_FLAG,                                                 offsetof(ckpt_globals,                                                              verbose),                                                               NULL,                                                     "more detail",                                                                                                                           0,0},
-    {"threads",                                    CKPT_OPT_INT,                                                offsetof(ckpt_globals,                                                                     threads),                                                                                                              "N",
-     "worker threads (default: all cores)",                                                                       0,                                                                                                                                                                                                                                                       1024},
-    {"memory", CKPT_OPT_SIZE,             offsetof(ckpt_globals,                              memory),                                                                               "SIZE",
-     "budget for buffers (default 1GiB)",                                                                                                                                                                                           0,                                                                                              0},
-    {"color",                               CKPT_OPT_CHOICE,                  offsetof(ckpt_globals,                                      color),                                                                                      "auto|always|never",
-     "colours on stdout (NO_COLOR is respected)",                                                                                            0,                                                                                                                                            0},
-    {"help",                               CKPT_OPT_FLAG,                         offsetof(ckpt_globals,                                 help),                                                                                 NULL,                                                                                                                                           "this text",                                                                                                                                                                                           0,                                                                                                                                                                                                                                     0},
-    {NULL,                CKPT_OPT_FLAG,0,NULL,NULL,0,0},
+    {"json",    CKPT_OPT_FLAG,   offsetof(ckpt_globals, json),    NULL,   "one JSON document on stdout",                0, 0},
+    {"quiet",   CKPT_OPT_FLAG,   offsetof(ckpt_globals, quiet),   NULL,   "errors only",                                0, 0},
+    {"verbose", CKPT_OPT_FLAG,   offsetof(ckpt_globals, verbose), NULL,   "more detail",                                0, 0},
+    {"threads", CKPT_OPT_INT,    offsetof(ckpt_globals, threads), "N",    "worker threads (default: all cores)",        0, 1024},
+    {"memory",  CKPT_OPT_SIZE,   offsetof(ckpt_globals, memory),  "SIZE", "budget for buffers (default 1GiB)",          0, 0},
+    {"color",   CKPT_OPT_CHOICE, offsetof(ckpt_globals, color),   "auto|always|never", "colours on stdout (NO_COLOR is respected)", 0, 0},
+    {"help",    CKPT_OPT_FLAG,   offsetof(ckpt_globals, help),    NULL,   "this text",                                  0, 0},
+    {NULL,      CKPT_OPT_FLAG,   0,                               NULL,   NULL,                                         0, 0},
 };
+/* clang-format on */
 
 /* ---- signals --------------------------------------------------------------------------------- */
 

@@ -43,7 +43,8 @@ struct ckpt_command {
     const char *notes; /* after the options in --help; may be NULL */
 };
 
-extern const ckpt_command ckpt_cmd_inspect, ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff;
+extern const ckpt_command ckpt_cmd_inspect, ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff,
+    ckpt_cmd_formats;
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
