@@ -41,11 +41,13 @@ PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 PKG_LIBS  := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 CPPFLAGS  += -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -D_FILE_OFFSET_BITS=64 -Ilib -Iformats \
              $(PKG_CFLAGS)
+BLAS_CFLAGS := $(shell pkg-config --cflags openblas 2>/dev/null)
+BLAS_LIBS := $(shell pkg-config --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
              -Wswitch-enum -Wpointer-arith -Wcast-qual -Wwrite-strings -Wformat=2
 STD       := -std=c17 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -pthread
-LDLIBS    += $(PKG_LIBS) -lm -pthread
+LDLIBS    += $(PKG_LIBS) -Wl,--as-needed $(BLAS_LIBS) $(OPENMP) -lm -pthread
 ifeq ($(WERROR),1)
 WARN += -Werror
 endif
@@ -84,9 +86,9 @@ help:
 	@sed -n 's/^#  \( [A-Z]*=.*\)/\1/p' Makefile
 
 # make all             build $(BUILD)/ckpt (the default)
-$(BUILD)/ckpt: $(TOOL_OBJ) $(BUILD)/libckpt.a
+$(BUILD)/ckpt: $(TOOL_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $(TOOL_OBJ) $(BUILD)/libckpt.a $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(BUILD)/libckpt.a: $(CORE_OBJ)
 	$(call say,AR,$@)
@@ -103,7 +105,8 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 $(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Wno-missing-prototypes -Itests -Itests/gen -I$(BUILD) \
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Wno-missing-prototypes -Iengine -Itests -Itests/gen \
+	    -I$(BUILD) \
 	    -DCKPT_FIXTURES='"$(FIXTURES)"' -MMD -MP -c -o $@ $<
 
 FIXTURES ?= fixtures
@@ -113,17 +116,16 @@ $(BUILD)/suites.h: FORCE
 	$(Q){ for s in $(SUITES); do echo "X($$s)"; done; } > $@.new; \
 	    cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 $(BUILD)/tests/main.o: $(BUILD)/suites.h
-$(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt.a
+$(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt.a \
-	    $(shell pkg-config --libs check) $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(shell pkg-config --libs check) $(LDLIBS)
 
 # make check-unit      unit tests (Check); ONLY="name" builds and runs some suites
 .PHONY: check-unit
 check-unit: $(BUILD)/unit
 	$(Q)tests/unit.sh $(BUILD)/unit $(JOBS) $(SUITES)
 
-include tools/make/targets.mk
+include tools/make/engine.mk tools/make/targets.mk
 
 # make clean           remove build/
 clean:

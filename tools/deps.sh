@@ -25,6 +25,7 @@ pkg-config --exists libcjson | libcjson-dev
 pkg-config --exists libcrypto| libssl-dev
 pkg-config --exists zlib     | zlib1g-dev
 pkg-config --exists libisal  | libisal-dev
+pkg-config --exists openblas | libopenblas-dev
 '
 needs_ci='
 command -v clang             | clang

@@ -1,0 +1,90 @@
+/* Softmax attention, rotary embedding and the attention blocks (grouped-query, MLA).
+ * Conventions: engine.h. Source: mla-moe-math.md section 2. */
+#ifndef CKPT_ENGINE_ATTN_H
+#define CKPT_ENGINE_ATTN_H
+
+#include "ops.h"
+
+/* ---- rotary embedding (rope.c) -------------------------------------------------------------- */
+
+typedef enum ckpt_eng_rope_kind {
+    CKPT_ENG_ROPE_NONE,
+    CKPT_ENG_ROPE_PLAIN,
+    CKPT_ENG_ROPE_YARN,
+    CKPT_ENG_ROPE_LLAMA3
+} ckpt_eng_rope_kind;
+
+typedef struct ckpt_eng_rope {
+    ckpt_eng_rope_kind kind;
+    bool interleaved; /* pairs (2i, 2i+1), results half-split (MLA); else pairs (i, i + dim/2) */
+    int64_t dim;      /* rotated channels */
+    double base, factor, original_max, beta_fast, beta_slow, mscale, mscale_all_dim;
+    double low_freq_factor, high_freq_factor; /* llama3 */
+} ckpt_eng_rope;
+
+/* cos, sin [T, dim/2], scaled as YaRN says; positions restart with every sequence, at offset[n] (NULL
+ * = 0). */
+ckpt_status ENG(rope_table)(ckpt_eng *e, const ckpt_eng_rope *r, const ckpt_eng_seq *seq,
+                            const int64_t *offset, real *cos, real *sin,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* Rotate the first r->dim of `dim` channels of x [T, heads, ..] in place; ldx, ldh strides of tokens
+ * and heads. `inverse` is the backward. */
+ckpt_status ENG(rope)(ckpt_eng *e, const ckpt_eng_rope *r, int64_t T, int64_t heads, real *x,
+                      int64_t ldx, int64_t ldh, const real *cos, const real *sin, bool inverse,
+                      ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- softmax attention (attention.c) -------------------------------------------------------- */
+
+/* Causal inside each sequence, blocked: no T x T array exists. Head h reads key head h / (N / G). */
+typedef struct ckpt_eng_attention {
+    int64_t N, G;   /* query heads, key/value heads */
+    int64_t DK, DV; /* head dims of q and k, of v and o */
+    double scale;   /* 0 = DK^-0.5 */
+} ckpt_eng_attention;
+
+/* q [T, N, DK], k [T, G, DK], v [T, G, DV], o [T, N, DV]; lse [T, N]: log of the sum of exponents. */
+ckpt_status ENG(attention)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_eng_seq *seq,
+                           const real *q, const real *k, const real *v, real *o, real *lse,
+                           ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(attention_bwd)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_eng_seq *seq,
+                               const real *q, const real *k, const real *v, const real *o,
+                               const real *lse, const real *d_o, real *dq, real *dk, real *dv,
+                               ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- blocks (gqa.c, mla.c): calling sequence as in blocks.h --------------------------------- */
+
+typedef enum ckpt_eng_gate {
+    CKPT_ENG_GATE_NONE,
+    CKPT_ENG_GATE_HEAD,
+    CKPT_ENG_GATE_ELEMENT
+} ckpt_eng_gate;
+
+typedef struct ckpt_eng_gqa {
+    int64_t H; /* hidden */
+    ckpt_eng_attention attn;
+    ckpt_eng_rope rope;
+    bool gated, qk_norm,
+        centered; /* elementwise output gate; norms of q and k; weights minus one */
+    double eps;
+} ckpt_eng_gqa;
+
+typedef struct ENG(gqa_params) {
+    real *q, *k, *v, *gate, *o;     /* weights; gate or NULL */
+    real *q_bias, *k_bias, *v_bias; /* or NULL */
+    real *q_norm, *k_norm;          /* [DK] or NULL */
+} ENG(gqa_params);
+
+typedef struct ckpt_eng_mla {
+    int64_t H, N, RQ, RK, DN, DR, DV; /* RQ 0 = no query compression */
+    ckpt_eng_rope rope;               /* kind NONE = NoPE layer: channels stay, unrotated */
+    ckpt_eng_gate gate;
+    bool latent_norm, centered;
+    double eps, latent_eps;
+    double scale; /* 0 = mscale(factor, mscale_all_dim)^2 / sqrt(DN + DR) */
+} ckpt_eng_mla;
+
+typedef struct ENG(mla_params) {
+    real *q, *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b, *gate, *o;
+} ENG(mla_params);
+
+#endif

@@ -1,0 +1,106 @@
+/* Whole blocks, from the (already normed) input to the output projection: MLP and the linear-attention
+ * mixers. Input norm and residual belong to the model. Conventions: engine.h.
+ *
+ * Calling sequence of a block X: describe it (a dims struct), point at its weights (ENG(X_params)),
+ *   ENG(X_save)(e, dims, seq, &saved)                  takes what backward needs from the arena,
+ *   ENG(X)(e, dims, seq, &params, x, y, ..., &saved)   forward,
+ *   ENG(X_bwd)(e, dims, seq, &params, &saved, x, dy, dx, ..., &grads)   backward.
+ * With activation recomputation the model keeps x alone and calls the first two again just before the
+ * third. params and grads have the same form; grads point at arrays that are added to, or are NULL
+ * where no gradient is wanted. */
+#ifndef CKPT_ENGINE_BLOCKS_H
+#define CKPT_ENGINE_BLOCKS_H
+
+#include "ops.h"
+
+/* ---- dense MLP (mlp.c) ---------------------------------------------------------------------- */
+
+typedef struct ckpt_eng_mlp {
+    int64_t H, F;
+    bool gated;   /* silu(gate) * up; else max(up, 0)^2 */
+    double clamp; /* 0 = none; gated only */
+} ckpt_eng_mlp;
+
+typedef struct ENG(mlp_params) {
+    real *gate, *up, *down; /* [F, H] (NULL when not gated), [F, H], [H, F] */
+} ENG(mlp_params);
+
+typedef struct ENG(mlp_saved) {
+    real *gate, *up; /* pre-activations [T, F]; gate NULL when not gated */
+} ENG(mlp_saved);
+
+ckpt_status ENG(mlp_save)(ckpt_eng *e, const ckpt_eng_mlp *m, int64_t T, ENG(mlp_saved) * saved,
+                          ckpt_err *err) CKPT_MUST_USE;
+/* y [T, H] written, or added to when `add`. */
+ckpt_status ENG(mlp)(ckpt_eng *e, const ckpt_eng_mlp *m, int64_t T, const ENG(mlp_params) * p,
+                     const real *x, bool add, real *y, const ENG(mlp_saved) * saved,
+                     ckpt_err *err) CKPT_MUST_USE;
+/* dx written, or added to when `add`. */
+ckpt_status ENG(mlp_bwd)(ckpt_eng *e, const ckpt_eng_mlp *m, int64_t T, const ENG(mlp_params) * p,
+                         const ENG(mlp_saved) * saved, const real *x, const real *dy, bool add,
+                         real *dx, const ENG(mlp_params) * grads, ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- KDA, GDN, GDN2 mixers (linattn.c) ------------------------------------------------------ */
+
+/* x -> q, k, v (conv + SiLU), l2norm(q, k), decay from f, erase/write gates -> recurrence ->
+ * gated norm with z -> out projection. Source: kda-math.md section 1. */
+typedef struct ckpt_eng_linattn {
+    ckpt_eng_delta delta;
+    int64_t D;              /* hidden size */
+    int64_t W;              /* conv width */
+    int64_t f_rank, z_rank; /* 0 = full rank */
+    double bound;           /* decay gate: 0 = softplus form, < 0 = bounded form */
+    double erase_scale; /* 0 or 1, or 2 to allow negative eigenvalues; GDN2's w is never scaled */
+    ckpt_eng_act act;   /* of the output gate: sigmoid for KDA, SiLU for GDN and GDN2 */
+    double eps;         /* output norm */
+    double l2_eps;      /* 0 = 1e-6 */
+} ckpt_eng_linattn;
+
+/* DF, the columns of the decay: HV*K, or HV for GDN. */
+typedef struct ENG(linattn_params) {
+    real *q, *k, *v;                /* [H*K, D], [H*K, D], [HV*V, D] */
+    real *conv_q, *conv_k, *conv_v; /* [channels, W] */
+    real *f;                        /* [DF, D], when f_rank is 0 */
+    real *f_a, *f_b;                /* [f_rank, D], [DF, f_rank] */
+    real *z;                        /* [HV*V, D], when z_rank is 0 */
+    real *z_a, *z_b;                /* [z_rank, D], [HV*V, z_rank] */
+    real *z_bias;                   /* [HV*V] or NULL */
+    real *erase;                    /* beta [HV, D], or GDN2 b [HV*K, D] */
+    real *write;                    /* GDN2 w [HV*V, D] */
+    real *A_log, *dt_bias;          /* [HV], [DF] */
+    real *norm;                     /* [V] */
+    real *out;                      /* [D, HV*V] */
+} ENG(linattn_params);
+
+typedef struct ENG(linattn_saved) {
+    real *pre_q, *pre_k, *pre_v; /* projections before the convolution */
+    real *q, *k, *v;             /* after it; q and k normed */
+    real *rq, *rk;               /* reciprocal norms [T, H] */
+    real *f_mid, *z_mid;         /* low-rank middles */
+    real *f, *g;                 /* raw decay input, decay */
+    real *z;                     /* output gate input */
+    real *erase, *write;         /* after the sigmoid */
+    real *o, *rstd;              /* recurrence output [T, HV, V], norm statistics [T, HV] */
+    real *states;                /* of the recurrence */
+} ENG(linattn_saved);
+
+/* What a sequence carries into its next tokens (inference, chunked prefill). */
+typedef struct ENG(linattn_state) {
+    real *delta;                    /* [N, HV, K, V] */
+    real *conv_q, *conv_k, *conv_v; /* [N, W-1, channels] */
+} ENG(linattn_state);
+
+ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
+                              ENG(linattn_saved) * saved, ckpt_err *err) CKPT_MUST_USE;
+/* y [T, D] written, or added to when `add`. state or NULL: read at the start and updated at the end;
+ * backward is only for blocks that ran without one. */
+ckpt_status ENG(linattn)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
+                         const ENG(linattn_params) * p, const real *x, bool add, real *y,
+                         const ENG(linattn_state) * state, const ENG(linattn_saved) * saved,
+                         ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(linattn_bwd)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
+                             const ENG(linattn_params) * p, const ENG(linattn_saved) * saved,
+                             const real *x, const real *dy, bool add, real *dx,
+                             const ENG(linattn_params) * grads, ckpt_err *err) CKPT_MUST_USE;
+
+#endif

@@ -1,0 +1,48 @@
+# The compute engine: engine/*.c once for float and once for double, engine/kernels/*.c for each of
+# these and each instruction set, engine/common/*.c once.
+#
+# Results of the engine are compared within tolerances, and BLAS fuses multiply and add anyway, so
+# here the compiler may (-ffp-contract=fast); nothing else of IEEE arithmetic is given up.
+
+ENG_X86   := $(findstring x86_64,$(shell $(CC) -dumpmachine))
+ENG_ISA   := base $(if $(ENG_X86),v3 v4)
+ENG_FLAGS_base :=
+ENG_FLAGS_v3 := -mavx2 -mfma
+ENG_FLAGS_v4 := -mavx2 -mfma -mavx512f -mavx512dq -mavx512bw -mavx512vl -mprefer-vector-width=512
+ENG_OPT   := -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd -Iengine \
+             $(BLAS_CFLAGS)
+# The runtime of OpenMP is not instrumented: under ThreadSanitizer the engine runs on one thread.
+OPENMP    := $(if $(filter thread,$(SAN)),,-fopenmp)
+
+ENG_COMMON := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard engine/common/*.c)))
+ENG_TYPED  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildcard engine/*.c))))
+ENG_KERNEL := $(foreach t,32 64,$(foreach i,$(ENG_ISA),\
+                $(patsubst %.c,$(BUILD)/%.f$(t).$(i).o,$(sort $(wildcard engine/kernels/*.c)))))
+ENG_OBJ    := $(ENG_COMMON) $(ENG_TYPED) $(ENG_KERNEL)
+ENG_CC      = $(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) $(ENG_OPT)
+
+$(BUILD)/engine/common/%.o: engine/common/%.c $(BUILD)/flags
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(ENG_CC) $(OPENMP) -MMD -MP -c -o $@ $<
+
+define eng_typed
+$$(BUILD)/engine/%.f$(1).o: engine/%.c $$(BUILD)/flags
+	$$(call say,CC,$$< f$(1))
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(ENG_CC) -DCKPT_REAL=$(1) -MMD -MP -c -o $$@ $$<
+endef
+define eng_kernel
+$$(BUILD)/engine/kernels/%.f$(1).$(2).o: engine/kernels/%.c $$(BUILD)/flags
+	$$(call say,CC,$$< f$(1) $(2))
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(ENG_CC) $$(ENG_FLAGS_$(2)) -DCKPT_REAL=$(1) -DCKPT_ISA=$(2) -MMD -MP -c -o $$@ $$<
+endef
+$(foreach t,32 64,$(eval $(call eng_typed,$(t))))
+$(foreach t,32 64,$(foreach i,$(ENG_ISA),$(eval $(call eng_kernel,$(t),$(i)))))
+
+$(BUILD)/libckpt_engine.a: $(ENG_OBJ)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+-include $(ENG_OBJ:.o=.d)
