@@ -6,6 +6,8 @@
  *            every sharded/\*.safetensors. Several files may hold pieces of one tensor only if
  *            their `__metadata__` carries DCP_SHARDING_INFO, as PyTorch's HuggingFaceStorageWriter
  *            writes it (section 2).
+ *            Beside them optimizer.safetensors.index.json and the files it names hold optimizer
+ *            state, which readers of weights do not see; only an opened directory includes it.
  * The grammar and the checks of one header are in st_header.c. */
 #include "source.h"
 
@@ -43,6 +45,9 @@ typedef struct opening {
     ckpt_json *index_json;
     const char **shards; /* basenames to read, sorted */
     size_t n_shards;
+    size_t first;   /* first table entry of the set of files being read */
+    bool states;    /* a set with optimizer state follows the weights */
+    bool in_states; /* it is being read */
 } opening;
 
 static bool has_suffix(const char *s, const char *suffix)
@@ -54,6 +59,13 @@ static bool has_suffix(const char *s, const char *suffix)
 static bool is_shard_name(const char *name)
 {
     return name[0] != '.' && has_suffix(name, SUFFIX);
+}
+
+/* Shards of the set of files at hand: those of the optimizer's are told by their names. */
+static bool is_set_name(const opening *o, const char *name)
+{
+    bool state = strncmp(name, CKPT_ST_OPTIMIZER_STEM, sizeof CKPT_ST_OPTIMIZER_STEM - 1) == 0;
+    return is_shard_name(name) && (o->in_states ? state : !(o->states && state));
 }
 
 static int compare_names(const void *a, const void *b)
@@ -373,7 +385,7 @@ static ckpt_status check_index(opening *o, const ckpt_json *map, ckpt_err *err)
                 found);
         e->indexed = true;
     }
-    for (size_t i = 0; i < table->n; i++)
+    for (size_t i = o->first; i < table->n; i++)
         if (!table->entries[i].indexed)
             return ckpt_fail(err, CKPT_E_FORMAT, "tensor '%.160s' of '%.160s' is not in the index",
                              table->entries[i].name, o->src->files[table->entries[i].file].name);
@@ -388,7 +400,7 @@ static ckpt_status check_total(opening *o, ckpt_err *err)
     uint64_t sum = 0;
     if (!ckpt_json_double(stated, &want))
         return CKPT_OK;
-    for (size_t i = 0; i < o->table.n; i++)
+    for (size_t i = o->first; i < o->table.n; i++)
         sum += o->table.entries[i].end - o->table.entries[i].begin;
     if (want == (double)sum)
         return CKPT_OK;
@@ -424,7 +436,7 @@ static ckpt_status warn_strays(opening *o, const char *why, ckpt_err *err)
 {
     size_t at = 0;
     for (size_t i = 0; i < o->n_names; i++) {
-        if (!is_shard_name(o->names[i]))
+        if (!is_set_name(o, o->names[i]))
             continue;
         while (at < o->n_shards && strcmp(o->shards[at], o->names[i]) < 0)
             at++;
@@ -482,7 +494,7 @@ static ckpt_status list_shards(opening *o, ckpt_err *err)
     if (o->shards == NULL)
         return no_memory(err);
     for (size_t i = 0; i < o->n_names; i++)
-        if (is_shard_name(o->names[i]))
+        if (is_set_name(o, o->names[i]))
             o->shards[o->n_shards++] = o->names[i];
     return CKPT_OK;
 }
@@ -497,7 +509,8 @@ static ckpt_status choose_index(opening *o, ckpt_err *err)
         return CKPT_OK;
     }
     for (size_t i = 0; i < o->n_names; i++) {
-        if (o->names[i][0] == '.' || !has_suffix(o->names[i], INDEX_SUFFIX))
+        if (o->names[i][0] == '.' || !has_suffix(o->names[i], INDEX_SUFFIX) ||
+            (o->states && strcmp(o->names[i], CKPT_ST_OPTIMIZER_INDEX) == 0))
             continue;
         if (o->index != NULL)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED,
@@ -509,34 +522,44 @@ static ckpt_status choose_index(opening *o, ckpt_err *err)
 }
 
 /* Without an index the names themselves say how many shards there were: model-00002-of-00004. */
-static ckpt_status check_numbering(opening *o, ckpt_err *err)
+static ckpt_status check_numbering(opening *o, const char *stem, ckpt_err *err)
 {
+    size_t n = strlen(stem);
     for (size_t i = 0; i < o->n_shards; i++) {
         int at, of, end = 0;
-        if (sscanf(o->shards[i], "model-%5d-of-%5d" SUFFIX "%n", &at, &of, &end) != 2 || end == 0 ||
-            o->shards[i][end] != '\0')
+        const char *rest = o->shards[i] + n;
+        if (strncmp(o->shards[i], stem, n) != 0 ||
+            sscanf(rest, "%5d-of-%5d" SUFFIX "%n", &at, &of, &end) != 2 || end == 0 ||
+            rest[end] != '\0')
             continue;
         for (int k = 1; k <= of; k++) {
             char name[64];
-            snprintf(name, sizeof name, "model-%05d-of-%05d" SUFFIX, k, of);
+            snprintf(name, sizeof name, "%s%05d-of-%05d" SUFFIX, stem, k, of);
             if (!listed(o->names, o->n_names, name))
                 return ckpt_fail(err, CKPT_E_FORMAT,
                                  "%s is missing, and there is no index (incomplete download?)",
                                  name);
         }
-        return ckpt_source_warn(o->src, err, "no index beside model-*-of-*" SUFFIX);
+        return ckpt_source_warn(o->src, err, "no index beside %s*-of-*" SUFFIX, stem);
     }
     return CKPT_OK;
 }
 
-static ckpt_status open_dir(opening *o, ckpt_err *err)
+static ckpt_status open_states(opening *o, ckpt_err *err)
+{
+    ckpt_json_free(o->index_json);
+    o->index_json = NULL;
+    o->index = CKPT_ST_OPTIMIZER_INDEX;
+    o->first = o->table.n;
+    o->in_states = true;
+    return open_indexed(o, err);
+}
+
+static ckpt_status open_weights(opening *o, ckpt_err *err)
 {
     ckpt_arena *arena = &o->src->arena;
     const char *single = SINGLE_NAME;
     ckpt_status status;
-    CKPT_CHECK(ckpt_list_dir(o->dir, arena, &o->names, &o->n_names, err));
-    CKPT_CHECK(choose_index(o, err));
-    CKPT_CHECK(read_config(o, err));
     if (o->index != NULL)
         return open_indexed(o, err);
     if (listed(o->names, o->n_names, single)) {
@@ -556,10 +579,37 @@ static ckpt_status open_dir(opening *o, ckpt_err *err)
     }
     if (o->n_shards == 0)
         return ckpt_fail(err, CKPT_E_FORMAT, "no *" SUFFIX " file in the directory");
-    CKPT_CHECK(check_numbering(o, err));
+    CKPT_CHECK(check_numbering(o, "model-", err));
+    CKPT_CHECK(check_numbering(o, CKPT_ST_OPTIMIZER_STEM, err));
     status = read_shards(o, err);
 done:
     o->shards = NULL;
+    return status;
+}
+
+static bool has_weights(const opening *o)
+{
+    const size_t n = sizeof CKPT_ST_OPTIMIZER_STEM - 1;
+    for (size_t i = 0; i < o->n_names; i++)
+        if (is_shard_name(o->names[i]) && strncmp(o->names[i], CKPT_ST_OPTIMIZER_STEM, n) != 0)
+            return true;
+    return false;
+}
+
+/* named: the user chose one index, and gets what it lists. */
+static ckpt_status open_dir(opening *o, ckpt_err *err)
+{
+    bool named = o->index != NULL;
+    ckpt_status status;
+    CKPT_CHECK(ckpt_list_dir(o->dir, &o->src->arena, &o->names, &o->n_names, err));
+    o->states = listed(o->names, o->n_names, CKPT_ST_OPTIMIZER_INDEX) && has_weights(o) &&
+                (!named || strcmp(o->index, CKPT_ST_OPTIMIZER_INDEX) != 0);
+    CKPT_CHECK(choose_index(o, err));
+    CKPT_CHECK(read_config(o, err));
+    CKPT_CHECK(open_weights(o, err));
+    if (o->states && !named)
+        CKPT_CHECK(open_states(o, err));
+done:
     return status;
 }
 

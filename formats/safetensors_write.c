@@ -3,7 +3,9 @@
  * Header bytes are those of the reference serializer (torch-formats.md section 5, "Serializer"):
  * tensors sorted by dtype, then name bytewise; compact JSON with `__metadata__` first; spaces until
  * the length is a multiple of 8. Shards are filled greedily in the order of out->tensors, names and
- * index as transformers writes them. Only the bytes of headers, index and config are made here. */
+ * index as transformers writes them. Optimizer state goes into files of its own, optimizer-*, with an
+ * index of its own that readers of weights do not look at. Only the bytes of headers, indexes and
+ * config are made here. */
 #include "st_internal.h"
 
 #include <inttypes.h>
@@ -14,7 +16,6 @@
 #include "le.h"
 #include "st_header.h"
 
-#define INDEX_NAME "model.safetensors.index.json"
 /* More than `,"name":{"dtype":"F8_E5M2FNUZ","shape":[],"data_offsets":[,]}` without name and
  * numbers; a number has at most 20 digits and a comma. */
 #define ENTRY_TEXT 72
@@ -34,15 +35,23 @@ typedef struct item {
     ckpt_dtype dtype;
 } item;
 
+typedef struct literals {
+    literal *items;
+    uint32_t n;
+} literals;
+
+/* The writer of one set of files: the weights, or the optimizer state. */
 typedef struct writer {
     ckpt_out *out;
     ckpt_sink *sink;
+    const char *stem; /* of file names: "model" or "optimizer" */
+    bool optimizer;
     item *items; /* by shard, then header order */
     size_t n;
+    uint32_t base; /* file of the first shard */
     uint32_t n_shards;
     const char **shard_names;
-    literal *literals;
-    uint32_t n_literals;
+    literals *literals;      /* of the whole sink */
     const ckpt_json *extras; /* user metadata, or NULL */
 } writer;
 
@@ -51,7 +60,7 @@ static void copy_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *s
 {
     (void)file;
     (void)crc;
-    memcpy(out, ((const literal *)sink->self)[seg->a].data, (size_t)seg->len);
+    memcpy(out, ((const literals *)sink->self)->items[seg->a].data, (size_t)seg->len);
 }
 
 static ckpt_status no_memory(ckpt_err *err)
@@ -105,13 +114,14 @@ static ckpt_status admit(writer *w, ckpt_err *err)
         if (ckpt_json_string(m) == NULL)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                              "metadata '%.160s': safetensors holds only strings", ckpt_json_key(m));
-    w->n = out->n_tensors;
-    w->items = ckpt_arena_array(&w->sink->arena, w->n, sizeof *w->items);
+    w->items = ckpt_arena_array(&w->sink->arena, out->n_tensors, sizeof *w->items);
     if (w->items == NULL)
         return no_memory(err);
-    for (size_t i = 0; i < w->n; i++) {
-        w->items[i].tensor = (uint32_t)i;
-        CKPT_TRY(admit_tensor(&out->tensors[i], &w->items[i], err), "tensor '%.160s'",
+    for (size_t i = 0; i < out->n_tensors; i++) {
+        if ((out->tensors[i].optimizer && !out->single_file) != w->optimizer)
+            continue;
+        w->items[w->n].tensor = (uint32_t)i;
+        CKPT_TRY(admit_tensor(&out->tensors[i], &w->items[w->n++], err), "tensor '%.160s'",
                  out->tensors[i].name);
     }
 done:
@@ -191,9 +201,9 @@ static ckpt_status name_shards(writer *w, ckpt_err *err)
         return no_memory(err);
     for (uint32_t i = 0; i < w->n_shards; i++) {
         w->shard_names[i] =
-            w->n_shards == 1
+            w->n_shards == 1 && !w->optimizer
                 ? "model.safetensors"
-                : ckpt_arena_printf(arena, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
+                : ckpt_arena_printf(arena, "%s-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", w->stem,
                                     i + 1, w->n_shards);
         if (w->shard_names[i] == NULL)
             return no_memory(err);
@@ -216,13 +226,13 @@ static int compare_items(const void *a, const void *b)
 /* Keep a copy of the text as a literal and release the buffer. */
 static ckpt_status keep(writer *w, ckpt_buf *text, uint32_t *id, ckpt_err *err)
 {
-    literal *l = &w->literals[w->n_literals];
+    literal *l = &w->literals->items[w->literals->n];
     l->data = text->failed ? NULL : ckpt_arena_memdup(&w->sink->arena, text->data, text->len);
     l->len = text->len;
     ckpt_buf_release(text);
     if (l->data == NULL)
         return no_memory(err);
-    *id = w->n_literals++;
+    *id = w->literals->n++;
     return CKPT_OK;
 }
 
@@ -323,7 +333,7 @@ static ckpt_status put_header(const writer *w, size_t first, size_t last, ckpt_b
 static ckpt_status plan_shard(writer *w, uint32_t shard, size_t first, size_t last, ckpt_err *err)
 {
     ckpt_buf text = {0};
-    ckpt_out_file *file = &w->sink->files[shard];
+    ckpt_out_file *file = &w->sink->files[w->base + shard];
     uint64_t data_size = 0;
     uint32_t id;
     ckpt_status status;
@@ -344,7 +354,7 @@ static ckpt_status plan_shard(writer *w, uint32_t shard, size_t first, size_t la
     for (size_t i = first; i < last; i++) {
         const item *it = &w->items[i];
         ckpt_out_chunk *chunk = &w->out->tensors[it->tensor].chunks[0];
-        chunk->file = shard;
+        chunk->file = w->base + shard;
         chunk->offset = at;
         file->segs[i - first + 1] =
             (ckpt_seg){.offset = at, .len = it->bytes, .a = it->tensor, .kind = CKPT_SEG_CHUNK};
@@ -473,7 +483,8 @@ static ckpt_status plan_index(writer *w, ckpt_err *err)
         ckpt_buf_printf(&b, ": \"%s\"", w->shard_names[order[i]->shard]);
     }
     ckpt_buf_puts(&b, "\n  }\n}\n");
-    return plan_text(w, INDEX_NAME, &b, err);
+    const char *name = w->optimizer ? CKPT_ST_OPTIMIZER_INDEX : "model.safetensors.index.json";
+    return plan_text(w, name, &b, err);
 }
 
 /* ---- layout --------------------------------------------------------------------------------- */
@@ -482,10 +493,7 @@ static ckpt_status plan_files(writer *w, ckpt_err *err)
 {
     ckpt_sink *sink = w->sink;
     size_t first = 0;
-    sink->files = ckpt_arena_array(&sink->arena, (size_t)w->n_shards + 2, sizeof *sink->files);
-    w->literals = ckpt_arena_array(&sink->arena, (size_t)w->n_shards + 2, sizeof *w->literals);
-    if (sink->files == NULL || w->literals == NULL)
-        return no_memory(err);
+    w->base = (uint32_t)sink->n_files;
     if (w->n > 1)
         qsort(w->items, w->n, sizeof *w->items, compare_items);
     for (uint32_t shard = 0; shard < w->n_shards; shard++) {
@@ -497,24 +505,51 @@ static ckpt_status plan_files(writer *w, ckpt_err *err)
             return status;
         first = last;
     }
-    sink->n_files = w->n_shards;
+    sink->n_files += w->n_shards;
     return CKPT_OK;
+}
+
+static ckpt_status prepare(writer *w, ckpt_err *err)
+{
+    ckpt_status status;
+    w->n_shards = 1;
+    CKPT_CHECK(admit(w, err));
+    if (!w->out->single_file)
+        CKPT_CHECK(assign_shards(w, err));
+    if (w->optimizer && w->n == 0)
+        w->n_shards = 0;
+    CKPT_CHECK(name_shards(w, err));
+done:
+    return status;
 }
 
 ckpt_status ckpt_safetensors_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err)
 {
-    writer w = {.out = out, .sink = sink, .n_shards = 1, .extras = out->metadata};
+    literals *kept = ckpt_arena_alloc(&sink->arena, sizeof *kept);
+    writer w = {
+        .out = out, .sink = sink, .stem = "model", .extras = out->metadata, .literals = kept};
+    writer states = {
+        .out = out, .sink = sink, .stem = "optimizer", .optimizer = true, .literals = kept};
     ckpt_status status;
-    CKPT_CHECK(admit(&w, err));
-    if (!out->single_file)
-        CKPT_CHECK(assign_shards(&w, err));
-    CKPT_CHECK(name_shards(&w, err));
+    if (kept == NULL)
+        return no_memory(err);
+    sink->n_files = 0;
+    CKPT_CHECK(prepare(&w, err));
+    CKPT_CHECK(prepare(&states, err));
+    size_t n_files = (size_t)w.n_shards + states.n_shards + 3;
+    sink->files = ckpt_arena_array(&sink->arena, n_files, sizeof *sink->files);
+    kept->items = ckpt_arena_array(&sink->arena, n_files, sizeof *kept->items);
+    if (sink->files == NULL || kept->items == NULL)
+        return no_memory(err);
     CKPT_CHECK(plan_files(&w, err));
+    CKPT_CHECK(plan_files(&states, err));
     if (w.n_shards > 1)
         CKPT_CHECK(plan_index(&w, err));
+    if (states.n_shards > 0)
+        CKPT_CHECK(plan_index(&states, err));
     if (out->config != NULL && !out->single_file)
         CKPT_CHECK(plan_config(&w, err));
-    sink->self = w.literals;
+    sink->self = kept;
     sink->literal = copy_literal;
     sink->manifest_dir = "";
 done:

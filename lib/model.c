@@ -97,9 +97,10 @@ static bool row_fits(const ckpt_row *row, const ckpt_tensor *t, int64_t *l, int6
 
 /* ---- detection --------------------------------------------------------------------------------- */
 
-static ckpt_status count_matches(const ckpt_layout *layout, const ckpt_source *src, size_t *out,
+static ckpt_status count_matches(const ckpt_binder *b, const ckpt_layout *layout, size_t *out,
                                  ckpt_err *err)
 {
+    const ckpt_source *src = b->m->src;
     size_t hits = 0;
     row_index x;
     ckpt_status status = index_rows(layout, &x, err);
@@ -107,6 +108,8 @@ static ckpt_status count_matches(const ckpt_layout *layout, const ckpt_source *s
         return status;
     for (size_t i = 0; i < src->n_tensors; i++) {
         int64_t l, e;
+        if (ckpt_bind_is_state(b, i))
+            continue;
         bool hit = is_ignored(layout, src->tensors[i].name);
         int32_t r = x.head[shape_hash(src->tensors[i].name)];
         for (; !hit && r >= 0; r = x.next[r])
@@ -140,10 +143,10 @@ static ckpt_status detect(ckpt_binder *b, ckpt_err *err)
         if (claim < 0)
             continue;
         size_t hits;
-        ckpt_status status = count_matches(layout, src, &hits, err);
+        ckpt_status status = count_matches(b, layout, &hits, err);
         if (status != CKPT_OK)
             return status;
-        if (hits == 0 || hits * 2 < src->n_tensors)
+        if (hits == 0 || hits * 2 < src->n_tensors - b->n_states)
             continue;
         if (claim > best_claim || (claim == best_claim && hits > best_hits)) {
             best = layout;
@@ -203,6 +206,10 @@ static ckpt_status match_all(ckpt_binder *b, ckpt_err *err)
         uint32_t mask = 0;
         int mask_block = -1;
         size_t before = b->n_matches;
+        if (ckpt_bind_is_state(b, t)) {
+            b->matched[t] = true;
+            continue;
+        }
         for (int32_t r = x.head[shape_hash(src->tensors[t].name)]; r >= 0; r = x.next[r]) {
             ckpt_match m = {.tensor = (uint32_t)t, .row = (uint32_t)r};
             if (!row_fits(&b->layout->rows[r], &src->tensors[t], &m.l, &m.e))
@@ -375,18 +382,22 @@ done:
 
 /* ---- building canonical tensors ---------------------------------------------------------------- */
 
-static ckpt_status push_canon(ckpt_binder *b, const ckpt_canon *c, ckpt_err *err)
+ckpt_status ckpt_bind_push(ckpt_binder *b, const ckpt_canon *c, ckpt_err *err)
 {
     void *p = b->m->tensors;
     ckpt_status status =
         ckpt_grow(&p, &b->cap_tensors, b->m->n_tensors + 1, sizeof *b->m->tensors, err);
     b->m->tensors = p;
-    if (status == CKPT_OK)
-        b->m->tensors[b->m->n_tensors++] = *c;
-    return status;
+    if (status != CKPT_OK)
+        return status;
+    ckpt_canon *kept = &b->m->tensors[b->m->n_tensors++];
+    *kept = *c;
+    if (kept->param == NULL)
+        kept->param = kept->name;
+    return CKPT_OK;
 }
 
-static ckpt_status push_whole(ckpt_binder *b, uint32_t tensor, const char *name, ckpt_err *err)
+ckpt_status ckpt_bind_whole(ckpt_binder *b, uint32_t tensor, const char *name, ckpt_err *err)
 {
     const ckpt_tensor *t = &b->m->src->tensors[tensor];
     ckpt_axis *axis = ckpt_arena_array(&b->m->arena, (size_t)t->rank + 1, sizeof *axis);
@@ -408,7 +419,7 @@ static ckpt_status push_whole(ckpt_binder *b, uint32_t tensor, const char *name,
     if (!ckpt_numel(t->rank, t->dims, &numel) || !ckpt_dtype_bytes(t->dtype, numel, &c.bytes))
         return ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': size overflows", t->name);
     ckpt_status status = push_name(&b->m->extras, &b->m->n_extras, &b->cap_extras, t->name, err);
-    return status == CKPT_OK ? push_canon(b, &c, err) : status;
+    return status == CKPT_OK ? ckpt_bind_push(b, &c, err) : status;
 }
 
 /* A tensor that this layout does not have may still be known under the same family's other
@@ -446,7 +457,7 @@ static ckpt_status push_unknown(ckpt_binder *b, ckpt_err *err)
     for (size_t i = 0; i < b->n_unknown; i++) {
         const ckpt_tensor *t = &b->m->src->tensors[b->unknown[i]];
         const char *name = foreign_name(b, t, err);
-        ckpt_status status = push_whole(b, b->unknown[i], name, err);
+        ckpt_status status = ckpt_bind_whole(b, b->unknown[i], name, err);
         if (status != CKPT_OK)
             return status;
     }
@@ -538,7 +549,7 @@ static ckpt_status build_one(ckpt_binder *b, const ckpt_match *m, int64_t e, ckp
     status = canon_dims(b, &c, schema, &view, err);
     if (row->tag != NULL)
         see_tag(b, row->tag);
-    return status == CKPT_OK ? push_canon(b, &c, err) : status;
+    return status == CKPT_OK ? ckpt_bind_push(b, &c, err) : status;
 }
 
 /* Bind sizes from one tensor per row until nothing new comes; then build everything. */
@@ -623,6 +634,8 @@ static ckpt_status join_tags(ckpt_binder *b, ckpt_err *err)
     ckpt_buf text = {0};
     for (int i = 0; i < b->n_tags; i++)
         ckpt_buf_printf(&text, "%s%s", i > 0 ? "," : "", b->tags[i]);
+    if (b->state_tag != NULL)
+        ckpt_buf_printf(&text, "%s%s", text.len > 0 ? "," : "", b->state_tag);
     b->m->tags =
         ckpt_arena_strndup(&b->m->arena, text.data != NULL ? (char *)text.data : "", text.len);
     bool failed = text.failed || b->m->tags == NULL;
@@ -662,6 +675,7 @@ static ckpt_status bind_layout(ckpt_binder *b, ckpt_err *err)
     CKPT_CHECK(settle_kinds(b, err));
     CKPT_CHECK(build_all(b, err));
     CKPT_CHECK(push_unknown(b, err));
+    CKPT_CHECK(ckpt_bind_states(b, err));
     CKPT_CHECK(sort_tensors(b, err));
     CKPT_CHECK(ckpt_bind_complete(b, err));
     CKPT_CHECK(ckpt_bind_config(b, &pattern, err));
@@ -680,12 +694,13 @@ ckpt_status ckpt_model_bind(ckpt_model *model, ckpt_source *src, const ckpt_mode
     *model = (ckpt_model){.src = src};
     ckpt_binder b = {.m = model, .opts = opts != NULL ? opts : &defaults};
     ckpt_mesh_from_args(model);
+    CKPT_CHECK(ckpt_bind_find_states(&b, err));
     CKPT_CHECK(detect(&b, err));
     if (b.layout != NULL) {
         CKPT_CHECK(bind_layout(&b, err));
     } else {
         for (size_t t = 0; t < src->n_tensors; t++)
-            CKPT_CHECK(push_whole(&b, (uint32_t)t, src->tensors[t].name, err));
+            CKPT_CHECK(ckpt_bind_whole(&b, (uint32_t)t, src->tensors[t].name, err));
         CKPT_CHECK(sort_tensors(&b, err));
     }
 done:
@@ -694,6 +709,7 @@ done:
     free(b.block_kind);
     free(b.matched);
     free(b.unknown);
+    free(b.refs);
     if (status != CKPT_OK)
         ckpt_model_release(model);
     return status;

@@ -4,6 +4,7 @@
 
 #include "config.h"
 #include "layout.h"
+#include "optim_names.h"
 #include "source.h"
 
 /* Kinds of block, in the order of their bits, with their pattern letters. */
@@ -28,6 +29,10 @@ typedef struct ckpt_canon {
     unsigned flags;                     /* CKPT_SCHEMA_* */
     const struct ckpt_derived *derived; /* computed from other tensors; NULL = stored */
     bool extra; /* no row matched: passed through whole under its stored name */
+    /* Optimizer state: name is "optimizer.STATE.PARAM", and map, block and row are the parameter's;
+     * a scalar has no axes to cut and may serve several parameters. NULL = no state. */
+    const ckpt_state *state;
+    const char *param; /* canonical name of the parameter; of a weight its own name */
 } ckpt_canon;
 
 typedef struct ckpt_model {

@@ -29,10 +29,27 @@ typedef struct ckpt_binder {
     size_t cap_tensors, cap_notes, cap_ignored, cap_extras;
     const char *tags[16];
     int n_tags;
+    ckpt_state_ref *refs; /* per stored tensor: optimizer state, see model_optim.c */
+    size_t n_states;
+    const char *state_tag;
 } ckpt_binder;
+
+/* Append a canonical tensor to the model; a stored tensor whole as an extra one. */
+ckpt_status ckpt_bind_push(ckpt_binder *b, const ckpt_canon *c, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_bind_whole(ckpt_binder *b, uint32_t tensor, const char *name,
+                            ckpt_err *err) CKPT_MUST_USE;
 
 /* Append a printf-style note to the model. */
 ckpt_status ckpt_bind_note(ckpt_binder *b, ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(3, 4);
+/* model_optim.c: find the source's optimizer state (no layout has rows for it), and, once all weights
+ * are built, add it under its parameters' names. */
+ckpt_status ckpt_bind_find_states(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_bind_states(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+static inline bool ckpt_bind_is_state(const ckpt_binder *b, size_t tensor)
+{
+    return b->refs != NULL && b->refs[tensor].kind != CKPT_STATE_NONE &&
+           b->refs[tensor].kind != CKPT_STATE_OTHER;
+}
 /* Every block has what the layout requires of its kind. */
 ckpt_status ckpt_bind_complete(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
 /* Blocks against the configured pattern, head against the tied flag; gives the pattern seen. */

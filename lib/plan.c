@@ -104,7 +104,7 @@ static int stage_of(const ckpt_planner *p, const ckpt_canon *c)
     const ckpt_mesh *mesh = &p->opts->mesh;
     if (c->block >= 0)
         return ckpt_mesh_stage(mesh, c->block, p->model->n_blocks);
-    bool tail = strncmp(c->name, "final_norm.", 11) == 0 || strncmp(c->name, "head.", 5) == 0;
+    bool tail = strncmp(c->param, "final_norm.", 11) == 0 || strncmp(c->param, "head.", 5) == 0;
     return tail ? mesh->pp - 1 : 0;
 }
 
@@ -170,6 +170,7 @@ static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_er
     ckpt_status status = CKPT_OK;
     ckpt_plan *plan = p->plan;
     ckpt_item *it = &p->items[first];
+    bool scalar = it->canon.state != NULL && it->canon.state->scalar;
     for (int d = 0; d < it->rank; d++)
         if (it->dims[d] > EXTENT_MAX)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor '%s': extent %lld on axis %d",
@@ -178,7 +179,7 @@ static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_er
         const ckpt_item *other = &p->items[k];
         const ckpt_tensor *a = ckpt_canon_tensor(p->model->src, &it->canon);
         const ckpt_tensor *b = ckpt_canon_tensor(p->model->src, &other->canon);
-        if (!same_view(it, other) || (other->row == NULL && k != first))
+        if (!same_view(it, other) || (other->row == NULL && k != first && !scalar))
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' and '%s' would both become '%s'",
                              a->name, b->name, it->stored);
         if (other->canon.dtype != it->canon.dtype || other->dtype != it->dtype ||
@@ -190,11 +191,17 @@ static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_er
                              ckpt_dtype_get(other->canon.dtype)->name, it->stored);
         p->items[k].out = (uint32_t)plan->out.n_tensors;
     }
+    if (scalar) {
+        CKPT_CHECK(ckpt_plan_same_scalar(p, first, last, err));
+        last = first + 1; /* writes for all */
+    }
     ckpt_map pad_box,
         *pad = ckpt_pad_map(it->row, &it->map, &plan->arena, &pad_box) ? &pad_box : NULL;
     ckpt_out_tensor *t = &plan->out.tensors[plan->out.n_tensors];
     *t = (ckpt_out_tensor){
         .name = it->stored, .dims = it->dims, .dtype = it->dtype, .rank = it->rank};
+    t->optimizer = it->canon.state != NULL ||
+                   (it->canon.extra && ckpt_is_optimizer(p->model->src, it->canon.name));
     CKPT_CHECK(check_tiling(p, first, last, pad, err));
     const ckpt_mesh *mesh = p->opts->sharded && it->row != NULL ? &p->opts->mesh : NULL;
     int stage = p->opts->sharded ? stage_of(p, &it->canon) : 0;
@@ -349,6 +356,7 @@ static ckpt_status settle_vocab(ckpt_planner *p, ckpt_err *err)
 /* Small objects are held in memory: containers may need to look at them (common state). */
 static ckpt_status carry_objects(ckpt_planner *p, ckpt_err *err)
 {
+    ckpt_status status = CKPT_OK;
     uint64_t loaded = 0;
     ckpt_plan *plan = p->plan;
     const ckpt_source *src = p->model->src;
@@ -372,8 +380,12 @@ static ckpt_status carry_objects(ckpt_planner *p, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < src->n_objects; i++) {
         const ckpt_object *o = &src->objects[i];
+        bool keep;
         if (o->name[0] == '.')
             continue; /* a container's own file that was only listed to flag it */
+        CKPT_CHECK(ckpt_plan_keep_object(p, o->name, &keep, err));
+        if (!keep)
+            continue;
         ckpt_out_object *out = &plan->out.objects[plan->out.n_objects++];
         *out = (ckpt_out_object){
             .name = o->name, .src_file = o->file, .src_offset = o->offset, .length = o->length};
@@ -382,16 +394,13 @@ static ckpt_status carry_objects(ckpt_planner *p, ckpt_err *err)
         uint8_t *data = ckpt_arena_alloc(&plan->arena, (size_t)o->length + 1);
         if (data == NULL)
             return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-        ckpt_status status =
-            ckpt_source_read(p->model->src, o->file, data, (size_t)o->length, o->offset, err);
-        if (status != CKPT_OK) {
-            ckpt_err_frame(err, "object '%s'", o->name);
-            return status;
-        }
+        CKPT_TRY(ckpt_source_read(p->model->src, o->file, data, (size_t)o->length, o->offset, err),
+                 "object '%s'", o->name);
         out->data = data;
         loaded += o->length;
     }
-    return CKPT_OK;
+done:
+    return status;
 }
 
 static bool layout_cuts(const ckpt_layout *layout)
@@ -472,6 +481,7 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
     CKPT_CHECK(ckpt_plan_ranks(&p, err));
     CKPT_CHECK(ckpt_plan_tied(&p, err));
     CKPT_CHECK(ckpt_plan_padding(&p, err));
+    CKPT_CHECK(ckpt_plan_states(&p, err));
     CKPT_CHECK(settle_config(&p, err));
     CKPT_CHECK(settle_vocab(&p, err));
     CKPT_CHECK(ckpt_plan_place(&p, err));

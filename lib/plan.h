@@ -112,6 +112,11 @@ typedef struct ckpt_plan {
     ckpt_json *canon_config;
     ckpt_json *metadata; /* carried safetensors __metadata__ */
     uint64_t payload_bytes, total_bytes;
+    /* Canonical tensors of the source that are not in the result: left out by the user's patterns
+     * or with their parameter, and states whose parameter changes by more than an exact transform. */
+    size_t n_left_out, n_reset;
+    size_t n_states;       /* optimizer tensors among the results */
+    const char *state_tag; /* their spelling in the target, "optim=FORM"; NULL if none */
 } ckpt_plan;
 
 /* Build the whole plan; nothing is created on disk. Errors name the tensor: CKPT_E_UNSUPPORTED

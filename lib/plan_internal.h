@@ -48,6 +48,11 @@ ckpt_status ckpt_plan_line(ckpt_plan *plan, const char ***list, size_t *n, size_
     ckpt_plan_line((p)->plan, &(p)->plan->not_cast, &(p)->plan->n_not_cast, &(p)->cap_not_cast,    \
                    err, __VA_ARGS__)
 
+ckpt_status ckpt_plan_push(ckpt_planner *p, const ckpt_canon *c, int64_t index,
+                           ckpt_err *err) CKPT_MUST_USE;
+/* Whether --include and --exclude let a tensor of the model through. */
+bool ckpt_plan_selected(const ckpt_planner *p, const ckpt_canon *c);
+
 /* plan_items.c, in this order */
 /* Tensors of the model that pass --include and --exclude. */
 ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
@@ -55,6 +60,19 @@ ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_plan_ranks(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 /* Row, stored name, shape and box of every tensor in the target. */
 ckpt_status ckpt_plan_place(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* plan_optim.c */
+/* The optimizer state of the weights that are still there: exactly as they are, or not at all. */
+ckpt_status ckpt_plan_states(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* Target stored name of a state whose parameter's is `key`; NULL: out of memory. */
+const char *ckpt_plan_state_name(ckpt_planner *p, const ckpt_item *it, const char *key);
+/* Items [first, last) share one scalar of the target: all must be equal. */
+ckpt_status ckpt_plan_same_scalar(ckpt_planner *p, size_t first, size_t last,
+                                  ckpt_err *err) CKPT_MUST_USE;
+
+/* Whether an object of the source still means something at the target's mesh; if not, says why. */
+ckpt_status ckpt_plan_keep_object(ckpt_planner *p, const char *name, bool *keep,
+                                  ckpt_err *err) CKPT_MUST_USE;
+
 /* Written dtype of every tensor. */
 ckpt_status ckpt_plan_dtypes(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 

@@ -19,38 +19,55 @@ static bool any_glob(const char *const *globs, size_t n, const char *a, const ch
     return false;
 }
 
-static ckpt_status push_item(ckpt_planner *p, const ckpt_canon *c, int64_t index, ckpt_err *err)
+ckpt_status ckpt_plan_push(ckpt_planner *p, const ckpt_canon *c, int64_t index, ckpt_err *err)
 {
     void *items = p->items;
     ckpt_status status = ckpt_grow(&items, &p->cap_items, p->n_items + 1, sizeof *p->items, err);
     p->items = items;
-    if (status == CKPT_OK)
-        p->items[p->n_items++] = (ckpt_item){.canon = *c, .model_tensor = index, .dtype = c->dtype};
-    return status;
+    if (status != CKPT_OK)
+        return status;
+    ckpt_item *it = &p->items[p->n_items++];
+    *it = (ckpt_item){.canon = *c, .model_tensor = index, .dtype = c->dtype};
+    if (c->param == NULL)
+        it->canon.param = c->name;
+    return CKPT_OK;
+}
+
+bool ckpt_plan_selected(const ckpt_planner *p, const ckpt_canon *c)
+{
+    const ckpt_convert_opts *o = p->opts;
+    const char *stored = p->model->src->tensors[c->stored].name;
+    return (o->n_include == 0 || any_glob(o->include, o->n_include, c->name, stored)) &&
+           !any_glob(o->exclude, o->n_exclude, c->name, stored);
 }
 
 ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err)
 {
-    const ckpt_convert_opts *o = p->opts;
-    size_t left_out = 0;
+    size_t left_out = 0, states = 0;
     for (size_t i = 0; i < p->model->n_tensors; i++) {
         const ckpt_canon *c = &p->model->tensors[i];
-        const char *stored = p->model->src->tensors[c->stored].name;
-        if ((o->n_include > 0 && !any_glob(o->include, o->n_include, c->name, stored)) ||
-            any_glob(o->exclude, o->n_exclude, c->name, stored)) {
+        if (c->state != NULL)
+            continue;
+        if (!ckpt_plan_selected(p, c)) {
             left_out++;
+            states += c->extra && ckpt_is_optimizer(p->model->src, c->name);
             continue;
         }
-        ckpt_status status = push_item(p, c, (int64_t)i, err);
+        ckpt_status status = ckpt_plan_push(p, c, (int64_t)i, err);
         if (status != CKPT_OK)
             return status;
     }
     if (p->n_items == 0 && p->model->n_tensors > 0)
         return ckpt_fail(err, CKPT_E_USAGE, "--include and --exclude leave no tensor");
-    if (left_out > 0)
-        return DROPPED(p, err, "%zu tensor%s left out by --include/--exclude", left_out,
-                       left_out == 1 ? "" : "s");
-    return CKPT_OK;
+    ckpt_status status = CKPT_OK;
+    p->plan->n_left_out += left_out;
+    if (left_out > states)
+        status = DROPPED(p, err, "%zu tensor%s left out by --include/--exclude", left_out - states,
+                         left_out - states == 1 ? "" : "s");
+    if (status == CKPT_OK && states > 0)
+        status = DROPPED(p, err, "%zu optimizer tensor%s left out by --include/--exclude", states,
+                         states == 1 ? "" : "s");
+    return status;
 }
 
 /* ---- low-rank projections ---------------------------------------------------------------------- */
@@ -101,7 +118,7 @@ static ckpt_status fold_one(ckpt_planner *p, size_t index, char which, ckpt_err 
                      "%s = %c_b . %c_a: rank %lld folded to a full matrix, summed in double, "
                      "rounded once to %s",
                      name, which, which, (long long)d->inner, ckpt_dtype_get(a.dtype)->name));
-    CKPT_CHECK(push_item(p, &full, -1, err));
+    CKPT_CHECK(ckpt_plan_push(p, &full, -1, err));
 done:
     return status;
 }
@@ -258,14 +275,24 @@ static ckpt_status place_row(ckpt_planner *p, ckpt_item *it, const ckpt_row *row
                        .rank = it->canon.rank,
                        .hint = it->canon.dims,
                        .syms = &p->syms};
-    CKPT_TRY(ckpt_view_build(&in, arena, &view, err), "tensor '%s'", it->canon.name);
-    it->row = row;
-    it->map = view.map;
-    it->rank = view.rank;
-    it->dims = ckpt_arena_memdup(arena, view.dims, (size_t)view.rank * sizeof view.dims[0]);
-    const char *stored = ckpt_pattern_format(arena, row->stored, l, e);
-    it->stored = stored != NULL ? apply_renames(p, stored) : NULL;
+    if (it->canon.state != NULL && it->canon.state->scalar) {
+        it->map = it->canon.map;
+        it->rank = it->canon.rank;
+        it->dims = it->canon.dims;
+    } else {
+        CKPT_TRY(ckpt_view_build(&in, arena, &view, err), "tensor '%s'", it->canon.name);
+        it->row = row;
+        it->map = view.map;
+        it->rank = view.rank;
+        it->dims = ckpt_arena_memdup(arena, view.dims, (size_t)view.rank * sizeof view.dims[0]);
+    }
+    it->stored = ckpt_pattern_format(arena, row->stored, l, e);
     if (it->stored == NULL || it->dims == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    if (it->canon.state != NULL)
+        it->stored = ckpt_plan_state_name(p, it, it->stored);
+    it->stored = it->stored == NULL ? NULL : apply_renames(p, it->stored);
+    if (it->stored == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     int64_t volume = 1, want = 1;
     for (int i = 0; i < it->map.n; i++)
@@ -305,7 +332,7 @@ static ckpt_status place_one(ckpt_planner *p, ckpt_item *it, bool *placed, ckpt_
     for (size_t r = 0; r < p->layout->n_rows; r++) {
         const ckpt_row *row = &p->layout->rows[r];
         int64_t l, e;
-        if (tag_chosen(p, row->tag) && ckpt_pattern_match(row->canon, it->canon.name, &l, &e))
+        if (tag_chosen(p, row->tag) && ckpt_pattern_match(row->canon, it->canon.param, &l, &e))
             return place_row(p, it, row, l, e, err);
     }
     /* No row for this spelling of the name; extras of the same layout stay what they are. */
@@ -354,7 +381,9 @@ ckpt_status ckpt_plan_dtypes(ckpt_planner *p, ckpt_err *err)
         const ckpt_dtype_info *info = ckpt_dtype_get(it->canon.dtype);
         if (it->dropped || it->canon.dtype == p->opts->dtype)
             continue;
-        if (info->kind != CKPT_KIND_FLOAT)
+        if (it->canon.state != NULL)
+            CKPT_CHECK(NOT_CAST(p, err, "%s: not cast (optimizer state)", it->canon.name));
+        else if (info->kind != CKPT_KIND_FLOAT)
             CKPT_CHECK(NOT_CAST(p, err, "%s: not cast (%s)", it->canon.name,
                                 info->kind == CKPT_KIND_BOOL      ? "bool"
                                 : info->kind == CKPT_KIND_COMPLEX ? "complex"

@@ -116,6 +116,7 @@ typedef struct ckpt_out_tensor {
     size_t n_chunks;
     ckpt_dtype dtype;
     int rank;
+    bool optimizer; /* optimizer state: kept apart where a reader of the weights may look */
 } ckpt_out_tensor;
 
 typedef struct ckpt_out_object {

@@ -26,7 +26,6 @@ enum { LAYOUT_KEEP, LAYOUT_HF, LAYOUT_MEGATRON, LAYOUT_FLA };
 static const char *const group_names[] = {NULL, "hf", "megatron", "fla"};
 enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
 #define UNDECODED " tensor is not decoded" /* how containers warn of one */
-#define OPTIMIZER_PREFIX "optimizer."
 
 #define AT(field) offsetof(convert_opts, field)
 static const ckpt_opt rows[] = {
@@ -51,7 +50,7 @@ static const ckpt_opt rows[] = {
     {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",
      "largest safetensors file (default 5GB)",                                                                                                                     0, 0    },
     {"optimizer",             CKPT_OPT_CHOICE, AT(optimizer),             "keep|drop",
-     "optimizer state (keep: only without a known layout yet)",                                                                                                    0, 0    },
+     "optimizer state: taken along with its parameters (default), or left out",                                                                                    0, 0    },
     {"include",               CKPT_OPT_LIST,   AT(include),               "GLOB",
      "only tensors whose stored or canonical name matches; repeatable",                                                                                            0, 0    },
     {"exclude",               CKPT_OPT_LIST,   AT(exclude),               "GLOB",                                   "leave matching tensors out; repeatable",      0, 0    },
@@ -93,10 +92,9 @@ typedef struct conversion {
     ckpt_commit commit;
     ckpt_manifest manifest; /* of the target */
     ckpt_convert_result result;
-    ckpt_buf text;         /* the manifest */
-    size_t optimizer_kept; /* optimizer tensors that pass --include and --exclude */
-    ckpt_strings removed;  /* stored names of the others: taken out before binding */
-    bool renamed;          /* the output reads back under other canonical names */
+    ckpt_buf text;        /* the manifest */
+    ckpt_strings removed; /* stored names of optimizer tensors taken out before binding */
+    bool renamed;         /* the output reads back under other canonical names */
     ckpt_report report;
     double seconds;
 } conversion;
@@ -132,64 +130,35 @@ static ckpt_status check_options(const conversion *c, ckpt_err *err)
     return ckpt_convert_target(c->dst_path, o->force, err);
 }
 
-static bool is_optimizer(const char *name)
-{
-    return strncmp(name, OPTIMIZER_PREFIX, sizeof OPTIMIZER_PREFIX - 1) == 0;
-}
-
-/* Whether --include and --exclude leave a tensor that has only its stored name. */
-static bool passes_filters(const conversion *c, const char *stored)
-{
-    const convert_opts *o = c->o;
-    return (o->include.n == 0 || ckpt_glob_any(&o->include, stored)) &&
-           !ckpt_glob_any(&o->exclude, stored);
-}
-
-static ckpt_status refuse_optimizer(const conversion *c, size_t n, ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                     "%s: %zu optimizer tensor%s: carrying %s through a layout comes later; "
-                     "--optimizer drop leaves %s out",
-                     c->src_path, n, plural(n), n == 1 ? "it" : "them", n == 1 ? "it" : "them");
-}
-
-/* Optimizer state is not part of any layout yet: what the user does not want of it is taken out of
- * the source's tables before binding, which would refuse it. Removal keeps them sorted. The rest
- * can only be carried as it is, where no layout is involved. */
-static ckpt_status settle_optimizer(conversion *c, ckpt_err *err)
+/* With --optimizer drop, what belongs to an optimizer is taken out of the source's tables before
+ * anything looks at it. Removal keeps them sorted. */
+static ckpt_status drop_optimizer(conversion *c, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    size_t kept = 0, kept_objects = 0;
+    size_t kept = 0;
     ckpt_source *src = &c->src;
-    bool drop = c->o->optimizer == OPTIMIZER_DROP;
+    bool *drop =
+        ckpt_arena_array(&c->tool->arena, src->n_tensors + src->n_objects + 1, sizeof *drop);
+    if (drop == NULL)
+        return ckpt_tool_no_memory(err);
+    for (size_t i = 0; i < src->n_tensors; i++)
+        drop[i] = ckpt_is_optimizer(src, src->tensors[i].name);
+    for (size_t i = 0; i < src->n_objects; i++)
+        drop[src->n_tensors + i] = ckpt_is_optimizer(src, src->objects[i].name);
+    const bool *drop_object = drop + src->n_tensors;
     for (size_t i = 0; i < src->n_tensors; i++) {
-        const char *stored = src->tensors[i].name;
-        if (is_optimizer(stored) && (drop || !passes_filters(c, stored))) {
-            CKPT_CHECK(ckpt_strings_push(&c->removed, stored, err));
-            continue;
-        }
-        c->optimizer_kept += is_optimizer(stored);
-        src->tensors[kept++] = src->tensors[i];
+        if (drop[i])
+            CKPT_CHECK(ckpt_strings_push(&c->removed, src->tensors[i].name, err));
+        else
+            src->tensors[kept++] = src->tensors[i];
     }
     src->n_tensors = kept;
+    kept = 0;
     for (size_t i = 0; i < src->n_objects; i++)
-        if (!is_optimizer(src->objects[i].name) ||
-            (!drop && (c->removed.n == 0 || c->optimizer_kept > 0)))
-            src->objects[kept_objects++] = src->objects[i];
-    src->n_objects = kept_objects;
-    if (c->optimizer_kept > 0 &&
-        (c->o->layout != LAYOUT_KEEP || src->config_kind == CKPT_CONFIG_MEGATRON))
-        status = refuse_optimizer(c, c->optimizer_kept, err);
+        if (!drop_object[i])
+            src->objects[kept++] = src->objects[i];
+    src->n_objects = kept;
 done:
-    return status;
-}
-
-static ckpt_status bind_source(conversion *c, const ckpt_model_opts *bind, ckpt_err *err)
-{
-    ckpt_status status = ckpt_tool_bind(c->tool, &c->model, &c->src, bind, err);
-    bool refused = status == CKPT_E_UNSUPPORTED && !c->o->allow_unknown;
-    if (c->optimizer_kept > 0 && (refused || (status == CKPT_OK && c->model.layout != NULL)))
-        return refuse_optimizer(c, c->optimizer_kept, err);
     return status;
 }
 
@@ -211,8 +180,9 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
     CKPT_CHECK(ckpt_convert_apart_files(&c->src, c->dst_path, err));
     if (!c->o->allow_unknown_objects)
         CKPT_CHECK(ckpt_tool_check_objects(&c->src, err));
-    CKPT_CHECK(settle_optimizer(c, err));
-    CKPT_CHECK(bind_source(c, &bind, err));
+    if (c->o->optimizer == OPTIMIZER_DROP)
+        CKPT_CHECK(drop_optimizer(c, err));
+    CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model, &c->src, &bind, err));
     ckpt_err why = {0};
     if (ckpt_manifest_load(&c->src, &c->old, &c->has_old, &why) != CKPT_OK) {
         CKPT_CHECK(ckpt_report_warn(c->tool, &c->report, err, "%s: ignored", why.text));
@@ -610,6 +580,25 @@ static const char *why_root_differs(conversion *c)
     return text != NULL ? text : "?";
 }
 
+/* What became of the source's tensors. */
+typedef struct counts {
+    size_t mapped, carried, reset, dropped;
+} counts;
+
+static counts count(const conversion *c)
+{
+    counts n = {.reset = c->plan.n_reset};
+    for (size_t i = 0; i < c->plan.n_results; i++) {
+        int64_t t = c->plan.results[i].model_tensor;
+        bool own = t >= 0 && c->model.tensors[t].extra;
+        n.carried += own;
+        n.mapped += !own;
+    }
+    size_t out = left_out(c);
+    n.dropped = out > n.reset ? out - n.reset : 0;
+    return n;
+}
+
 static void print_summary(conversion *c)
 {
     char root[2 * CKPT_SHA256_LEN + 1];
@@ -623,6 +612,9 @@ static void print_summary(conversion *c)
            ckpt_paint_on(c->tool->color, equal ? CKPT_GREEN : CKPT_YELLOW),
            equal ? "root equals source" : "root differs: ", equal ? "" : why_root_differs(c),
            ckpt_paint_off(c->tool->color));
+    counts n = count(c);
+    printf("%zu mapped, %zu carried, %zu reset, %zu dropped; %zu of optimizer state\n", n.mapped,
+           n.carried, n.reset, n.dropped, c->plan.n_states);
 }
 
 static void write_json(conversion *c)
@@ -635,6 +627,14 @@ static void write_json(conversion *c)
     ckpt_tool_json_mesh(w, &c->plan_opts.mesh);
     ckpt_jw_u64(w, "tensors", c->plan.n_results);
     ckpt_jw_u64(w, "stored_tensors", c->plan.out.n_tensors);
+    counts n = count(c);
+    ckpt_jw_open(w, "counts", '{');
+    ckpt_jw_u64(w, "mapped", n.mapped);
+    ckpt_jw_u64(w, "carried", n.carried);
+    ckpt_jw_u64(w, "reset", n.reset);
+    ckpt_jw_u64(w, "dropped", n.dropped);
+    ckpt_jw_u64(w, "optimizer", c->plan.n_states);
+    ckpt_jw_close(w, '}');
     ckpt_jw_lines(w, "lossy", c->report.lossy.items, c->report.lossy.n);
     ckpt_jw_lines(w, "warnings", c->report.warnings.items, c->report.warnings.n);
     ckpt_jw_lines(w, "dropped", c->report.dropped.items, c->report.dropped.n);

@@ -175,7 +175,8 @@ static ckpt_status total(inspection *in, ckpt_err *err)
             name = last_name;
         last_name = name;
         CKPT_CHECK(add_to(&in->modules, name, elements_of(t->rank, t->dims), t->bytes, err));
-        in->parameters += elements_of(t->rank, t->dims);
+        if (t->state == NULL)
+            in->parameters += elements_of(t->rank, t->dims);
     }
 done:
     return status;

@@ -594,6 +594,44 @@ static void random_plain(synth_model *m, synth_rng *rng)
     m->tp_unit = m->etp_unit = m->experts = m->blocks = 1;
 }
 
+/* ---- optimizer state -------------------------------------------------------------------------- */
+
+/* Half of the models have one: Adam's moments, perhaps a master copy, perhaps steps, in one of the
+ * spellings that are written somewhere. Buffers and, sometimes, one frozen layer have none. */
+static void draw_states(synth_model *m, synth_rng *rng)
+{
+    static const char *const first[][3] = {
+        {"exp_avg",         "exp_avg_sq", "param"       },
+        {"exp_avg",         "exp_avg_sq", "fp32_param"  },
+        {"momentum_buffer", "fp32_param", "exp_avg_norm"},
+        {"exp_avg",         "exp_avg_sq", "step"        }
+    };
+    size_t n = m->n, which = (size_t)synth_below(rng, m->kind == SYNTH_HF ? 6 : 4);
+    bool frozen = synth_coin(rng), last = which >= 4;
+    static const char *const suffix[] = {"exp_avg", "exp_avg_sq", "step"};
+    if (synth_coin(rng))
+        return;
+    for (size_t i = 0; i < n; i++) {
+        const synth_tensor t = m->tensors[i];
+        if (strstr(t.name, "bias") != NULL || (frozen && strstr(t.name, "layers.0.") != NULL))
+            continue;
+        for (int k = 0; k < 3; k++) {
+            const char *state = last ? suffix[k] : first[which][k];
+            bool step = strcmp(state, "step") == 0;
+            dims4 dims = {
+                step ? 0 : t.rank, {t.dims[0], t.dims[1], t.dims[2], t.dims[3]}
+            };
+            if (last)
+                add(m, "F32", dims, "%s.state.%s.%s", which == 4 ? "optim" : "optimizer", t.name,
+                    state);
+            else
+                add(m, "F32", dims, "optimizer.state.%s.%s", state, t.name);
+            if (step) /* fused parameters share theirs */
+                m->tensors[m->n - 1].seed = mix(m->seed);
+        }
+    }
+}
+
 void synth_random(synth_model *m, synth_kind kind, uint64_t seed)
 {
     memset(m, 0, sizeof *m);
@@ -611,6 +649,8 @@ void synth_random(synth_model *m, synth_kind kind, uint64_t seed)
         random_plain(m, &rng);
         break;
     }
+    if (kind != SYNTH_PLAIN)
+        draw_states(m, &rng);
 }
 
 /* ---- a sized model ---------------------------------------------------------------------------- */

@@ -1,0 +1,230 @@
+/* Optimizer state: what names mean, what is bound to which parameter, and what is refused. Sources
+ * are names and shapes in memory; only scalars are read. */
+#include "model.h"
+#include "plan.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_TENSORS 32
+
+typedef struct fake {
+    ckpt_source src;
+    ckpt_tensor tensors[MAX_TENSORS];
+    ckpt_chunk chunks[MAX_TENSORS];
+    int64_t dims[MAX_TENSORS][4];
+    char names[MAX_TENSORS][128];
+    ckpt_file file;
+} fake;
+
+static const int64_t zeros[4];
+
+static void add(fake *f, const char *name, int rank, int64_t a, int64_t b)
+{
+    size_t i = f->src.n_tensors++;
+    ck_assert_uint_lt(i, MAX_TENSORS);
+    snprintf(f->names[i], sizeof f->names[i], "%s", name);
+    f->dims[i][0] = a;
+    f->dims[i][1] = b;
+    f->chunks[i] = (ckpt_chunk){.lo = zeros, .len = f->dims[i]};
+    f->tensors[i] = (ckpt_tensor){.name = f->names[i],
+                                  .dims = f->dims[i],
+                                  .rank = rank,
+                                  .dtype = CKPT_F32,
+                                  .chunks = &f->chunks[i],
+                                  .n_chunks = 1};
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const ckpt_tensor *)a)->name, ((const ckpt_tensor *)b)->name);
+}
+
+/* One MLP block of a Megatron hybrid: fc1 holds gate and up. */
+static void begin(fake *f)
+{
+    memset(f, 0, sizeof *f);
+    f->file = (ckpt_file){.name = "x", .path = "x", .size = INT64_MAX, .fd = -1};
+    f->src.files = &f->file;
+    f->src.n_files = 1;
+    f->src.tensors = f->tensors;
+    add(f, "embedding.word_embeddings.weight", 2, 40, 16);
+    add(f, "output_layer.weight", 2, 40, 16);
+    add(f, "decoder.final_norm.weight", 1, 16, 0);
+    add(f, "decoder.layers.0.pre_mlp_layernorm.weight", 1, 16, 0);
+    add(f, "decoder.layers.0.mlp.linear_fc1.weight", 2, 48, 16);
+    add(f, "decoder.layers.0.mlp.linear_fc2.weight", 2, 16, 24);
+}
+
+static ckpt_status bind(fake *f, ckpt_model *m, bool lenient, ckpt_err *err)
+{
+    ckpt_model_opts opts = {.lenient = lenient};
+    qsort(f->tensors, f->src.n_tensors, sizeof *f->tensors, by_name);
+    return ckpt_model_bind(m, &f->src, &opts, err);
+}
+
+/* ---- names ------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name, *word, *tag; /* word NULL: not a state of a stored parameter */
+    ckpt_state_kind kind;
+} spelled[] = {
+    {"optimizer.state.exp_avg.w.x",                   "exp_avg",    "optim=reshardable", CKPT_STATE_OF      },
+    {"optimizer.state.param.w.x",                     "master",     "optim=reshardable", CKPT_STATE_OF      },
+    {"optimizer.state.fp32_param.w.x",                "master",     "optim=model_space", CKPT_STATE_OF      },
+    {"optimizer.state.momentum_buffer.w.x",           "momentum",   "optim=model_space", CKPT_STATE_OF      },
+    {"optimizer.state.my_state.w.x",                  "my_state",   "optim=reshardable", CKPT_STATE_OF      },
+    {"chained_1.optimizer.state.exp_avg_sq.w.x",      "exp_avg_sq", "optim=chained",     CKPT_STATE_OF      },
+    {"optim.state.w.x.exp_avg",                       "exp_avg",    "optim=optim",       CKPT_STATE_OF      },
+    {"optim.state.v.exp_avg",                         "exp_avg",    "optim=optim",       CKPT_STATE_OF      },
+    {"optimizer.state.w.x.step",                      "step",       "optim=optimizer",   CKPT_STATE_OF      },
+    {"state.w.x.step",                                "step",       "optim=state",       CKPT_STATE_OF      },
+    {"optimizer.state.exp_avg.w.y",                   NULL,         NULL,                CKPT_STATE_ORPHAN  },
+    {"optim.state.w.y.exp_avg",                       NULL,         NULL,                CKPT_STATE_ORPHAN  },
+    {"optimizer.state.0.exp_avg",                     NULL,         NULL,                CKPT_STATE_NUMBERED},
+    {"optimizer.state.17.step",                       NULL,         NULL,                CKPT_STATE_NUMBERED},
+    {"optimizer.distributed.dp_group_idx_0.x",        NULL,         NULL,                CKPT_STATE_BUCKET  },
+    {"chained_0.optimizer.distributed.dp_group_idx_", NULL,         NULL,                CKPT_STATE_BUCKET  },
+    {"optimizer.lr",                                  NULL,         NULL,                CKPT_STATE_OTHER   },
+    {"optimizer.state.",                              NULL,         NULL,                CKPT_STATE_OTHER   },
+    {"optimizer.state.exp_avg.",                      NULL,         NULL,                CKPT_STATE_ORPHAN  },
+    {"chained_.optimizer.state.exp_avg.w.x",          NULL,         NULL,                CKPT_STATE_NONE    },
+    {"state.w.y.step",                                NULL,         NULL,                CKPT_STATE_NONE    },
+    {"optim",                                         NULL,         NULL,                CKPT_STATE_NONE    },
+    {"w.x",                                           NULL,         NULL,                CKPT_STATE_NONE    },
+};
+
+START_TEST(names_say_state_and_parameter)
+{
+    fake f = {.src.tensors = f.tensors};
+    ckpt_arena arena = {0};
+    ckpt_state_ref ref;
+    ckpt_state state = {0};
+    add(&f, "model.v", 1, 2, 0);
+    add(&f, "w.x", 1, 2, 0);
+    ckpt_state_parse(&f.src, spelled[_i].name, &ref);
+    ck_assert_int_eq(ref.kind, spelled[_i].kind);
+    ck_assert_int_eq(ckpt_is_optimizer(&f.src, spelled[_i].name), ref.kind != CKPT_STATE_NONE);
+    if (spelled[_i].word != NULL) {
+        ck_assert(ckpt_state_make(&arena, spelled[_i].name, &ref, &state));
+        ck_assert_str_eq(state.name, spelled[_i].word);
+        ck_assert_str_eq(state.tag, spelled[_i].tag);
+        const char *key = ref.param == 0 ? "v" : "w.x";
+        char whole[128];
+        snprintf(whole, sizeof whole, "%s%s%s", state.before, key, state.after);
+        ck_assert_str_eq(whole, spelled[_i].name);
+        if (strcmp(state.tag, "optim=chained") != 0 || strncmp(whole, "chained_1", 9) == 0)
+            ck_assert_str_eq(ckpt_state_spell(&arena, state.tag, state.name, key, true), whole);
+    } else {
+        ck_assert_int_eq(ref.param, -1);
+    }
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
+/* ---- binding ----------------------------------------------------------------------------------- */
+
+START_TEST(states_are_bound_as_their_parameter)
+{
+    fake f;
+    ckpt_model m;
+    ckpt_err err = {0};
+    begin(&f);
+    add(&f, "optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight", 2, 48, 16);
+    add(&f, "optimizer.state.exp_avg_sq.decoder.layers.0.mlp.linear_fc1.weight", 2, 48, 16);
+    add(&f, "optimizer.state.fp32_param.decoder.layers.0.mlp.linear_fc1.weight", 2, 48, 16);
+    add(&f, "optimizer.state.step.decoder.layers.0.mlp.linear_fc1.weight", 0, 0, 0);
+    ck_assert_msg(bind(&f, &m, false, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_uint_eq(m.n_tensors, 7 + 8);
+    int64_t at = ckpt_model_find(&m, "optimizer.master.blocks.0.mlp.up.weight");
+    int64_t param = ckpt_model_find(&m, "blocks.0.mlp.up.weight");
+    ck_assert_int_ge(at, 0);
+    ck_assert_int_ge(param, 0);
+    const ckpt_canon *c = &m.tensors[at], *w = &m.tensors[param];
+    ck_assert_str_eq(c->param, w->name);
+    ck_assert_int_eq(c->dims[0], 24);
+    ck_assert_int_eq(c->map.n, w->map.n);
+    for (int i = 0; i < c->map.n; i++)
+        ck_assert_int_eq(c->map.axis[i].lo, w->map.axis[i].lo);
+    ck_assert_ptr_eq(c->row, w->row);
+    at = ckpt_model_find(&m, "optimizer.step.blocks.0.mlp.gate.weight");
+    ck_assert_int_ge(at, 0);
+    ck_assert(m.tensors[at].state->scalar);
+    ck_assert_uint_eq(m.tensors[at].bytes, 4);
+    ck_assert_ptr_nonnull(strstr(m.tags, "optim=model_space"));
+    ck_assert_uint_ge(m.n_notes, 1);
+    ck_assert_str_eq(m.notes[0], "5 of 6 tensors have no optimizer state "
+                                 "(decoder.final_norm.weight, …)");
+    ckpt_model_release(&m);
+}
+END_TEST
+
+#define FC2 "decoder.layers.0.mlp.linear_fc2.weight"
+static const struct {
+    const char *name;
+    int64_t a, b;
+    ckpt_status status;
+    const char *text;
+} refused[] = {
+    {"optimizer.state.exp_avg." FC2,              16, 24, CKPT_E_FORMAT,
+     "exp_avg is stored, exp_avg_sq is missing"                                                                 },
+    {"optimizer.state.exp_avg_sq." FC2,           16, 24, CKPT_E_FORMAT,
+     "exp_avg_sq is stored, exp_avg is missing"                                                                 },
+    {"optimizer.state.param." FC2,                16, 23, CKPT_E_FORMAT,      "another shape than its parameter"},
+    {"optimizer.state.exp_avg.decoder.nothing",   16, 24, CKPT_E_FORMAT,
+     "a parameter that is not stored"                                                                           },
+    {"optimizer.state.3.exp_avg",                 16, 24, CKPT_E_UNSUPPORTED, "by parameter number"             },
+    {"optimizer.distributed.dp_group_idx_0.bits", 16, 24, CKPT_E_UNSUPPORTED, "dp_reshardable"                  },
+    {"optimizer.lr",                              16, 24, CKPT_E_UNSUPPORTED, "1 tensor not in this model"      },
+};
+
+START_TEST(states_that_fit_nothing_are_refused)
+{
+    fake f;
+    ckpt_model m;
+    ckpt_err err = {0};
+    begin(&f);
+    add(&f, refused[_i].name, 2, refused[_i].a, refused[_i].b);
+    ck_assert_int_eq(bind(&f, &m, false, &err), refused[_i].status);
+    ck_assert_msg(strstr(err.text, refused[_i].text) != NULL, "%s", err.text);
+    ck_assert_int_eq(bind(&f, &m, true, &err),
+                     refused[_i].a == 16 && refused[_i].b == 23 ? CKPT_E_FORMAT : CKPT_OK);
+    ckpt_model_release(&m);
+}
+END_TEST
+
+/* Momentum without a second moment, and another second moment, are whole states. */
+START_TEST(other_optimizers_have_other_pairs)
+{
+    fake f;
+    ckpt_model m;
+    ckpt_err err = {0};
+    begin(&f);
+    add(&f, "optimizer.state.momentum_buffer." FC2, 2, 16, 24);
+    add(&f, "optimizer.state.exp_avg.decoder.final_norm.weight", 1, 16, 0);
+    add(&f, "optimizer.state.exp_inf.decoder.final_norm.weight", 1, 16, 0);
+    ck_assert_msg(bind(&f, &m, false, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_int_ge(ckpt_model_find(&m, "optimizer.momentum.blocks.0.mlp.down.weight"), 0);
+    ck_assert_int_ge(ckpt_model_find(&m, "optimizer.exp_inf.final_norm.weight"), 0);
+    ckpt_model_release(&m);
+}
+END_TEST
+
+Suite *suite_optim(void);
+Suite *suite_optim(void)
+{
+    Suite *s = suite_create("optim");
+    TCase *t = tcase_create("names");
+    tcase_add_loop_test(t, names_say_state_and_parameter, 0,
+                        (int)(sizeof spelled / sizeof *spelled));
+    suite_add_tcase(s, t);
+    t = tcase_create("binding");
+    tcase_add_test(t, states_are_bound_as_their_parameter);
+    tcase_add_loop_test(t, states_that_fit_nothing_are_refused, 0,
+                        (int)(sizeof refused / sizeof *refused));
+    tcase_add_test(t, other_optimizers_have_other_pairs);
+    suite_add_tcase(s, t);
+    return s;
+}
