@@ -493,6 +493,7 @@ ckpt_status ckpt_gather_canon(const ckpt_source *src, const ckpt_canon *c, ckpt_
                          .from = c->dtype,
                          .to = c->dtype,
                          .swap = stored->big_endian,
+                         .add_from = (int8_t)-c->shift,
                          .derived = c->derived};
     CKPT_TRY(ckpt_gather_add(src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
              stored->name);

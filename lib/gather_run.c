@@ -192,11 +192,42 @@ static ckpt_status run_window(ckpt_source *src, const ckpt_gather *g, uint64_t l
     return CKPT_OK;
 }
 
+/* x + add in single precision (double for F64), rounded back to the type. */
+static void add_values(ckpt_dtype dtype, uint8_t *p, size_t n, int add)
+{
+    enum { STEP = 256 };
+    size_t elem = (size_t)ckpt_dtype_get(dtype)->bits / 8;
+    if (add == 0)
+        return;
+    for (size_t i = 0; i < n; i += STEP, p += STEP * elem) {
+        size_t now = n - i < STEP ? n - i : STEP;
+        if (dtype == CKPT_F64) {
+            double wide[STEP];
+            memcpy(wide, p, now * sizeof wide[0]);
+            for (size_t k = 0; k < now; k++)
+                wide[k] += add;
+            memcpy(p, wide, now * sizeof wide[0]);
+            continue;
+        }
+        float value[STEP];
+        if (dtype == CKPT_F32)
+            memcpy(value, p, now * sizeof value[0]);
+        else
+            ckpt_dtype_cast(CKPT_F32, value, dtype, p, now);
+        for (size_t k = 0; k < now; k++)
+            value[k] += (float)add;
+        if (dtype == CKPT_F32)
+            memcpy(p, value, now * sizeof value[0]);
+        else
+            ckpt_dtype_cast(dtype, p, CKPT_F32, value, now);
+    }
+}
+
 ckpt_status ckpt_gather_run(ckpt_source *src, const ckpt_gather *g, uint64_t lo, size_t n,
                             uint8_t *out, ckpt_scratch *scratch, ckpt_err *err)
 {
     size_t half = scratch->cap / 2 / 64 * 64;
-    if (!g->swap && g->to == g->from)
+    if (!g->swap && g->to == g->from && g->add_from == 0 && g->add_to == 0 && g->add_back == 0)
         return run_window(src, g, lo, n, out, scratch->buf, scratch->cap, err);
     size_t from = (size_t)ckpt_dtype_get(g->from)->bits / 8;
     size_t to = (size_t)ckpt_dtype_get(g->to)->bits / 8;
@@ -214,11 +245,14 @@ ckpt_status ckpt_gather_run(ckpt_source *src, const ckpt_gather *g, uint64_t lo,
             return status;
         if (g->swap)
             swap_bytes(raw, count * from, swap_unit(g->from, (int)from));
-        const uint8_t *result = raw;
+        add_values(g->from, raw, count, g->add_from);
+        uint8_t *result = raw;
         if (g->to != g->from) {
             ckpt_dtype_cast(g->to, cast, g->from, raw, count);
             result = cast;
         }
+        add_values(g->to, result, count, g->add_to);
+        add_values(g->to, result, count, g->add_back);
         size_t take = (size_t)ckpt_min_u64(count * to - skip, n - done);
         memcpy(out + done, result + skip, take);
         done += take;

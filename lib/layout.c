@@ -104,93 +104,6 @@ static int expr_unbound(const ckpt_symtab *t, const char *expr, size_t n, const 
     return count;
 }
 
-/* ---- name patterns --------------------------------------------------------------------------- */
-
-/* A hole "{2l+1}" of a pattern: value = mul * index + add. */
-typedef struct hole {
-    int64_t mul, add;
-    char var; /* 'l' ({b} is the same index), 'e' */
-    const char *end;
-} hole;
-
-static bool parse_hole(const char *p, hole *out)
-{
-    *out = (hole){.mul = 1};
-    p++;
-    if (isdigit((unsigned char)*p))
-        out->mul = *p++ - '0';
-    if (*p != 'l' && *p != 'b' && *p != 'e')
-        return false;
-    out->var = *p == 'e' ? 'e' : 'l';
-    p++;
-    if (*p == '+' && isdigit((unsigned char)p[1])) {
-        out->add = p[1] - '0';
-        p += 2;
-    }
-    if (*p != '}' || out->mul < 1)
-        return false;
-    out->end = p + 1;
-    return true;
-}
-
-static bool parse_index(const char **name, int64_t *out)
-{
-    const char *p = *name;
-    if (!isdigit((unsigned char)*p) || (*p == '0' && isdigit((unsigned char)p[1])))
-        return false;
-    int64_t v = 0;
-    while (isdigit((unsigned char)*p)) {
-        v = v * 10 + (*p++ - '0');
-        if (v > INT32_MAX)
-            return false;
-    }
-    *name = p;
-    *out = v;
-    return true;
-}
-
-bool ckpt_pattern_match(const char *pattern, const char *name, int64_t *l, int64_t *e)
-{
-    *l = *e = -1;
-    while (*pattern != '\0') {
-        if (*pattern != '{') {
-            if (*pattern++ != *name++)
-                return false;
-            continue;
-        }
-        hole h;
-        int64_t v;
-        if (!parse_hole(pattern, &h) || !parse_index(&name, &v))
-            return false;
-        v -= h.add;
-        if (v < 0 || v % h.mul != 0)
-            return false;
-        int64_t *slot = h.var == 'e' ? e : l;
-        if (*slot >= 0 && *slot != v / h.mul)
-            return false;
-        *slot = v / h.mul;
-        pattern = h.end;
-    }
-    return *name == '\0';
-}
-
-char *ckpt_pattern_format(ckpt_arena *arena, const char *pattern, int64_t l, int64_t e)
-{
-    char text[1024];
-    size_t n = 0;
-    while (*pattern != '\0' && n < sizeof text - 24) {
-        hole h;
-        if (*pattern != '{' || !parse_hole(pattern, &h)) {
-            text[n++] = *pattern++;
-            continue;
-        }
-        int64_t v = (h.var == 'e' ? e : l) * h.mul + h.add;
-        n += (size_t)snprintf(text + n, sizeof text - n, "%lld", (long long)v);
-        pattern = h.end;
-    }
-    return ckpt_arena_strndup(arena, text, n);
-}
-
 /* ---- views ----------------------------------------------------------------------------------- */
 
 typedef enum factor_kind { FACTOR_WHOLE, FACTOR_INDEX, FACTOR_RANGE, FACTOR_PAD } factor_kind;
@@ -208,7 +121,7 @@ typedef struct factor {
 
 typedef struct parsed_view {
     factor f[MAX_FACTORS];
-    int n, rank;
+    int n, rank, shift;
 } parsed_view;
 
 static bool parse_cut(const char *p, size_t n, ckpt_cut *out)
@@ -217,11 +130,13 @@ static bool parse_cut(const char *p, size_t n, ckpt_cut *out)
         const char *text;
         ckpt_cut cut;
     } cuts[] = {
-        {"tp",   CKPT_CUT_TP  },
-        {"etp",  CKPT_CUT_ETP },
-        {"ep",   CKPT_CUT_EP  },
-        {"unit", CKPT_CUT_UNIT},
-        {"head", CKPT_CUT_HEAD},
+        {"tp",    CKPT_CUT_TP   },
+        {"etp",   CKPT_CUT_ETP  },
+        {"ep",    CKPT_CUT_EP   },
+        {"unit",  CKPT_CUT_UNIT },
+        {"head",  CKPT_CUT_HEAD },
+        {"group", CKPT_CUT_GROUP},
+        {"pp",    CKPT_CUT_PP   },
     };
     for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++)
         if (strlen(cuts[i].text) == n && memcmp(cuts[i].text, p, n) == 0) {
@@ -288,14 +203,24 @@ static bool parse_factor(const char *p, size_t n, factor *f)
     return expr_parses(f->a, f->a_n);
 }
 
+/* "; -1" or "; +1" at the end. */
+static bool parse_shift(const char *p, int *out)
+{
+    p += strspn(p, "; ");
+    if ((*p != '-' && *p != '+') || p[1] != '1' || p[2] != '\0')
+        return false;
+    *out = *p == '-' ? -1 : 1;
+    return true;
+}
+
 static bool parse_view(const char *view, parsed_view *out)
 {
-    out->n = 0;
+    out->n = out->shift = 0;
     int dim = 0, first = 0;
     for (const char *p = view;;) {
         while (*p == ' ')
             p++;
-        size_t n = strcspn(p, " |");
+        size_t n = strcspn(p, " |;");
         if (n > 1 && p[0] == '@') {
             ckpt_cut cut;
             if (!parse_cut(p + 1, n - 1, &cut) || cut != CKPT_CUT_TP || out->n == first)
@@ -312,12 +237,14 @@ static bool parse_view(const char *view, parsed_view *out)
         p += n;
         while (*p == ' ')
             p++;
-        if (*p == '|' || *p == '\0') {
+        if (*p == '|' || *p == ';' || *p == '\0') {
             if (out->n == first || dim == CKPT_MAX_RANK - 1)
                 return false;
             dim++;
             first = out->n;
-            if (*p++ == '\0')
+            if (*p == ';' && !parse_shift(p, &out->shift))
+                return false;
+            if (*p++ != '|')
                 break;
         }
     }
@@ -333,18 +260,41 @@ int ckpt_view_rank(const char *view)
     return n;
 }
 
-bool ckpt_view_expands(const char *view, const char **symbol, size_t *len)
+int ckpt_view_shift(const char *view)
 {
     parsed_view v;
-    if (!parse_view(view, &v))
+    const char *semicolon = strchr(view, ';');
+    return semicolon != NULL && parse_view(view, &v) ? v.shift : 0;
+}
+
+/* The factor whose index is `var`, or -1. */
+static int indexed_factor(const parsed_view *v, char var)
+{
+    for (int i = 0; i < v->n; i++)
+        if (v->f[i].kind == FACTOR_INDEX && v->f[i].a_n == 1 && v->f[i].a[0] == var)
+            return i;
+    return -1;
+}
+
+bool ckpt_view_expands(const char *view, char var, const char **symbol, size_t *len)
+{
+    parsed_view v;
+    int i = strchr(view, '=') != NULL && parse_view(view, &v) ? indexed_factor(&v, var) : -1;
+    if (i < 0)
         return false;
-    for (int i = 0; i < v.n; i++)
-        if (v.f[i].kind == FACTOR_INDEX && v.f[i].a_n == 1 && v.f[i].a[0] == 'e') {
-            *symbol = v.f[i].size;
-            *len = v.f[i].size_n;
-            return true;
-        }
-    return false;
+    *symbol = v.f[i].size;
+    *len = v.f[i].size_n;
+    return true;
+}
+
+int ckpt_view_stack(const char *view)
+{
+    parsed_view v;
+    int i = strchr(view, '=') != NULL && parse_view(view, &v) ? indexed_factor(&v, 'l') : -1;
+    if (i < 0 || (i > 0 && v.f[i - 1].dim == v.f[i].dim) ||
+        (i + 1 < v.n && v.f[i + 1].dim == v.f[i].dim))
+        return -1;
+    return v.f[i].dim;
 }
 
 /* Copy a symbol name so that it outlives the view text (user tables). */
@@ -422,6 +372,8 @@ static ckpt_status factor_box(const ckpt_view_in *in, const factor *f, ckpt_axis
     case FACTOR_INDEX:
         if (f->a_n == 1 && f->a[0] == 'e')
             lo = in->e;
+        else if (f->a_n == 1 && f->a[0] == 'l')
+            lo = in->l;
         else
             ok = ckpt_expr_eval(in->syms, f->a, f->a_n, &lo);
         hi = lo + 1;
@@ -551,64 +503,104 @@ done:
 
 /* ---- table check ----------------------------------------------------------------------------- */
 
-static const ckpt_schema_row *schema_row(const ckpt_layout *layout, const char *sample)
+bool ckpt_row_has_index(const ckpt_row *row, char var)
 {
-    for (size_t i = 0; i < layout->n_schema; i++) {
-        int64_t b, e;
-        if (ckpt_pattern_match(layout->schema[i].canon, sample, &b, &e))
-            return &layout->schema[i];
-    }
-    return NULL;
+    const char text[] = {var, '\0'}, *symbol;
+    size_t len;
+    return ckpt_pattern_has(row->stored, text) || ckpt_view_expands(row->view, var, &symbol, &len);
 }
 
-/* Does a pattern have a hole for one of these variables? */
-static bool has_hole(const char *pattern, const char *vars)
+const char *ckpt_row_copy_of(const ckpt_row *row)
 {
-    for (const char *p = strchr(pattern, '{'); p != NULL; p = strchr(p + 1, '{')) {
-        const char *q = p + 1 + strspn(p + 1, "0123456789");
-        if (*q != '\0' && strchr(vars, *q) != NULL)
+    const char *eq = strchr(row->canon, '=');
+    return eq != NULL ? eq + 1 : NULL;
+}
+
+static bool in_schema(const ckpt_layout *layout, const char *name, size_t n)
+{
+    char text[256];
+    if (n >= sizeof text)
+        return false;
+    memcpy(text, name, n);
+    text[n] = '\0';
+    for (size_t i = 0; i < layout->n_schema; i++) {
+        ckpt_index at;
+        if (ckpt_pattern_match(layout->schema[i].canon, text, NULL, &at))
             return true;
     }
-    return false;
+    return layout->n_schema == 0;
+}
+
+/* Every tensor that a row names; of a copy these are the tensors it may be a copy of. */
+static bool names_in_schema(const ckpt_layout *layout, const ckpt_row *row, const char *canon)
+{
+    const char *copy = ckpt_row_copy_of(row);
+    if (copy == NULL)
+        return in_schema(layout, canon, strlen(canon));
+    for (size_t n; *copy != '\0'; copy += n + (copy[n] == '|')) {
+        n = strcspn(copy, "|");
+        if (!in_schema(layout, copy, n))
+            return false;
+    }
+    return true;
+}
+
+static bool tags_parse(const char *tag)
+{
+    for (size_t n; tag != NULL && *tag != '\0'; tag += n + strspn(tag + n, " ")) {
+        n = strcspn(tag, " ");
+        const char *eq = memchr(tag, '=', n);
+        if (eq == NULL || eq == tag || eq + 1 == tag + n)
+            return false;
+    }
+    return true;
+}
+
+static bool same_indices(const ckpt_row *row)
+{
+    return ckpt_pattern_has(row->canon, "l") == ckpt_row_has_index(row, 'l') &&
+           ckpt_pattern_has(row->canon, "j") == ckpt_row_has_index(row, 'j') &&
+           ckpt_pattern_has(row->canon, "e") == ckpt_row_has_index(row, 'e');
+}
+
+static ckpt_status check_row(const ckpt_layout *layout, const ckpt_row *row,
+                             const ckpt_symtab *syms, ckpt_arena *arena, ckpt_err *err)
+{
+    const ckpt_index sample = {.l = 3, .j = 1, .e = 2};
+    parsed_view v;
+    ckpt_index at;
+    char *canon = ckpt_pattern_format(arena, row->canon, syms, &sample);
+    char *stored = ckpt_pattern_format(arena, row->stored, syms, &sample);
+    if (canon == NULL || stored == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory checking a layout");
+    if (!ckpt_pattern_parses(row->canon) || !ckpt_pattern_parses(row->stored) ||
+        !parse_view(row->view, &v))
+        return ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not parse", row->stored);
+    if (!ckpt_pattern_match(row->stored, stored, syms, &at) ||
+        !ckpt_pattern_match(row->canon, canon, syms, &at))
+        return ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not match its own name", row->stored);
+    if (!same_indices(row))
+        return ckpt_fail(err, CKPT_E_FORMAT, "'%s' and '%s' do not have the same indices",
+                         row->canon, row->stored);
+    if (indexed_factor(&v, 'l') >= 0 && ckpt_view_stack(row->view) < 0)
+        return ckpt_fail(err, CKPT_E_FORMAT, "row '%s': layers share a dimension (view '%s')",
+                         row->stored, row->view);
+    if (!names_in_schema(layout, row, canon))
+        return ckpt_fail(err, CKPT_E_FORMAT, "'%s' is not in the schema", row->canon);
+    if (!tags_parse(row->tag))
+        return ckpt_fail(err, CKPT_E_FORMAT, "tag '%s' has no '='", row->tag);
+    return CKPT_OK;
 }
 
 ckpt_status ckpt_layout_check(const ckpt_layout *layout, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     ckpt_arena arena = {0};
-    for (size_t i = 0; i < layout->n_rows; i++) {
-        const ckpt_row *row = &layout->rows[i];
-        parsed_view v;
-        int64_t l, e;
-        char *canon = ckpt_pattern_format(&arena, row->canon, 3, 2);
-        char *stored = ckpt_pattern_format(&arena, row->stored, 3, 2);
-        if (canon == NULL || stored == NULL) {
-            status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory checking a layout");
-            goto done;
-        }
-        const char *symbol;
-        size_t len;
-        if (strpbrk(canon, "{}") != NULL || strpbrk(stored, "{}") != NULL ||
-            !parse_view(row->view, &v))
-            status = ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not parse", row->stored);
-        else if (!ckpt_pattern_match(row->stored, stored, &l, &e) ||
-                 !ckpt_pattern_match(row->canon, canon, &l, &e))
-            status =
-                ckpt_fail(err, CKPT_E_FORMAT, "row '%s' does not match its own name", row->stored);
-        else if (has_hole(row->canon, "lb") != has_hole(row->stored, "lb") ||
-                 has_hole(row->canon, "e") !=
-                     (has_hole(row->stored, "e") || ckpt_view_expands(row->view, &symbol, &len)))
-            status = ckpt_fail(err, CKPT_E_FORMAT, "'%s' and '%s' do not have the same indices",
-                               row->canon, row->stored);
-        else if (layout->n_schema > 0 && schema_row(layout, canon) == NULL)
-            status = ckpt_fail(err, CKPT_E_FORMAT, "'%s' is not in the schema", row->canon);
-        else if (row->tag != NULL && strchr(row->tag, '=') == NULL)
-            status = ckpt_fail(err, CKPT_E_FORMAT, "tag '%s' has no '='", row->tag);
-        if (status != CKPT_OK) {
-            ckpt_err_frame(err, "layout %s: row %zu", layout->name, i + 1);
-            goto done;
-        }
-    }
+    ckpt_symtab syms = {0};
+    (void)(ckpt_sym_set(&syms, "P", 16) && ckpt_sym_set(&syms, "Q", 2));
+    for (size_t i = 0; i < layout->n_rows; i++)
+        CKPT_TRY(check_row(layout, &layout->rows[i], &syms, &arena, err), "layout %s: row %zu",
+                 layout->name, i + 1);
 done:
     ckpt_arena_free(&arena);
     return status;

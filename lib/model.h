@@ -28,6 +28,7 @@ typedef struct ckpt_canon {
     int block;                          /* -1 outside blocks */
     unsigned flags;                     /* CKPT_SCHEMA_* */
     const struct ckpt_derived *derived; /* computed from other tensors; NULL = stored */
+    int shift;  /* stored value minus canonical value: -1 for a zero-centred norm, else 0 */
     bool extra; /* no row matched: passed through whole under its stored name */
     /* Optimizer state: name is "optimizer.STATE.PARAM", and map, block and row are the parameter's;
      * a scalar has no axes to cut and may serve several parameters. NULL = no state. */
@@ -43,7 +44,11 @@ typedef struct ckpt_model {
     ckpt_json *config;   /* canonical; NULL when layout is NULL */
     ckpt_canon *tensors; /* sorted bytewise by name */
     size_t n_tensors;
-    int n_blocks;
+    ckpt_canon *copies; /* stored tensors that repeat another; name is that one's canonical name.
+                           Not part of tensors, digests or the root */
+    size_t n_copies;
+    int n_blocks; /* those of multi-token prediction included */
+    int n_main;   /* those before them */
     const char
         *tags; /* comma-separated choices seen in the source ("mlp_norms=separate,kda=fused") */
     ckpt_mesh mesh;       /* as recognised from args and chunk grids; informational */
@@ -83,6 +88,10 @@ typedef enum ckpt_tied {
     CKPT_TIED_DIFFERS
 } ckpt_tied;
 ckpt_status ckpt_model_tied(const ckpt_model *model, ckpt_tied *out, ckpt_err *err) CKPT_MUST_USE;
+
+/* Does copies[copy] hold the bytes of the tensor it repeats? Reads both. */
+ckpt_status ckpt_model_copy_equal(const ckpt_model *model, size_t copy, bool *equal,
+                                  ckpt_err *err) CKPT_MUST_USE;
 
 /* Read [lo, lo+n) bytes of a canonical tensor's row-major bytes (after big-endian swap). n and lo
  * need not be element-aligned. Convenience over plan.h for small reads: inspect --head, tests. */

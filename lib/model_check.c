@@ -97,6 +97,25 @@ static bool have_group(const ckpt_binder *b, const char *prefix, const char *gro
     return false;
 }
 
+/* A word may start with a condition: "gated:" where MLPs have a gate, "KEY:" where the configuration
+ * says that KEY is true. Steps over it; false if the word does not apply. */
+static bool condition_holds(const ckpt_binder *b, const char **word, size_t *n)
+{
+    char key[32];
+    const char *colon = memchr(*word, ':', *n);
+    if (colon == NULL)
+        return true;
+    size_t len = (size_t)(colon - *word);
+    snprintf(key, sizeof key, "%.*s", (int)len, *word);
+    *word += len + 1;
+    *n -= len + 1;
+    bool value = false;
+    const char *activation = ckpt_json_string(ckpt_json_get(b->m->config, "activation"));
+    if (strcmp(key, "gated") == 0)
+        return activation == NULL || strcmp(activation, "relu2") != 0;
+    return ckpt_json_bool(ckpt_json_get(b->m->config, key), &value) && value;
+}
+
 /* Check one "kind: words" section for one prefix. */
 static ckpt_status check_words(ckpt_binder *b, const char *prefix, const char *words, size_t n,
                                ckpt_err *err)
@@ -106,7 +125,10 @@ static ckpt_status check_words(ckpt_binder *b, const char *prefix, const char *w
         char missing[320];
         while (i + word < n && words[i + word] != ' ')
             word++;
-        if (word > 0 && !have_group(b, prefix, words + i, word, missing, sizeof missing)) {
+        const char *text = words + i;
+        size_t n_text = word;
+        if (word > 0 && condition_holds(b, &text, &n_text) &&
+            !have_group(b, prefix, text, n_text, missing, sizeof missing)) {
             if (!b->opts->lenient)
                 return ckpt_fail(err, CKPT_E_FORMAT, "missing tensor %s (layout %s)", missing,
                                  b->layout->name);
@@ -115,6 +137,20 @@ static ckpt_status check_words(ckpt_binder *b, const char *prefix, const char *w
                 return status;
         }
         i += word + 1;
+    }
+    return CKPT_OK;
+}
+
+/* First block and number of blocks of every depth of multi-token prediction, as far as blocks go. */
+static ckpt_status check_depths(ckpt_binder *b, const char *words, size_t n, ckpt_err *err)
+{
+    int64_t at = ckpt_sym_get(&b->m->syms, "P", 1), step = ckpt_sym_get(&b->m->syms, "Q", 1);
+    for (; at > 0 && (uint64_t)at < b->n_blocks; at += step) {
+        char prefix[64];
+        snprintf(prefix, sizeof prefix, "mtp.%lld.", (long long)at);
+        ckpt_status status = check_words(b, prefix, words, n, err);
+        if (status != CKPT_OK || step == 0)
+            return status;
     }
     return CKPT_OK;
 }
@@ -132,7 +168,9 @@ ckpt_status ckpt_bind_complete(ckpt_binder *b, ckpt_err *err)
         const char *words = colon + 1;
         size_t n_words = n - (size_t)(words - p);
         int kind = ckpt_kind_of(p, (size_t)(colon - p));
-        if (kind == CKPT_NO_KIND)
+        if (strncmp(p, "mtp:", 4) == 0)
+            CKPT_CHECK(check_depths(b, words, n_words, err));
+        else if (kind == CKPT_NO_KIND)
             CKPT_CHECK(check_words(b, "", words, n_words, err));
         for (size_t i = 0; kind != CKPT_NO_KIND && i < b->n_blocks; i++) {
             char prefix[64];
@@ -144,6 +182,88 @@ ckpt_status ckpt_bind_complete(ckpt_binder *b, ckpt_err *err)
     }
 done:
     return status;
+}
+
+ckpt_status ckpt_bind_depths_stored(ckpt_binder *b, ckpt_err *err)
+{
+    ckpt_json *config = b->m->config;
+    const char *pattern = ckpt_json_string(ckpt_json_get(config, "pattern"));
+    int64_t depths = 0, blocks = 0;
+    if (pattern == NULL || !ckpt_json_int(ckpt_json_get(config, "mtp_layers"), &depths) ||
+        !ckpt_json_int(ckpt_json_get(config, "mtp_blocks"), &blocks))
+        return CKPT_OK;
+    int64_t first = (int64_t)strlen(pattern) - blocks;
+    for (size_t i = 0; i < b->n_matches; i++)
+        if (b->matches[i].block >= first &&
+            ckpt_row_copy_of(&b->layout->rows[b->matches[i].row]) == NULL)
+            return CKPT_OK;
+    char *kept = ckpt_arena_strndup(&b->m->arena, pattern, (size_t)first);
+    if (kept == NULL || !ckpt_json_set(config, "pattern", ckpt_json_new_string(kept)))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    ckpt_json_delete(config, "mtp_layers");
+    ckpt_json_delete(config, "mtp_blocks");
+    return ckpt_bind_note(b, err,
+                          "%lld depth%s of multi-token prediction configured, but no tensor of "
+                          "%s stored",
+                          (long long)depths, depths == 1 ? " is" : "s are",
+                          depths == 1 ? "it" : "them");
+}
+
+/* What follows from the presence of tensors: found in the configuration, or added to it. */
+static ckpt_status check_present(ckpt_binder *b, ckpt_err *err)
+{
+    static const struct {
+        const char *key, *tail;
+        bool always; /* stated when false, too */
+    } flags[] = {
+        {"attn_bias", ".attn.q.bias",        false},
+        {"attn_gate", ".attn.gate.weight",   false},
+        {"qk_norm",   ".attn.q_norm.weight", true },
+    };
+    ckpt_model *m = b->m;
+    bool attention = false;
+    for (size_t i = 0; i < b->n_blocks; i++)
+        attention =
+            attention || ckpt_kinds[b->block_kind[i] < 0 ? 0 : b->block_kind[i]].letter == '*';
+    for (size_t f = 0; attention && f < sizeof flags / sizeof flags[0]; f++) {
+        const char *seen = NULL;
+        bool said = false;
+        for (size_t i = 0; i < m->n_tensors && seen == NULL; i++) {
+            size_t n = strlen(m->tensors[i].name), tail = strlen(flags[f].tail);
+            if (n > tail && strcmp(m->tensors[i].name + n - tail, flags[f].tail) == 0)
+                seen = m->tensors[i].name;
+        }
+        bool stated = ckpt_json_bool(ckpt_json_get(m->config, flags[f].key), &said);
+        if (b->configured && said != (seen != NULL) && !b->opts->lenient)
+            return ckpt_fail(err, CKPT_E_FORMAT, "configuration says %s %s, but %s%s", flags[f].key,
+                             said ? "true" : "false", seen != NULL ? seen : flags[f].tail + 1,
+                             seen != NULL ? " is stored" : " is missing");
+        if (!b->configured && !stated && (flags[f].always || seen != NULL) &&
+            !ckpt_json_set(m->config, flags[f].key, ckpt_json_new_bool(seen != NULL)))
+            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    }
+    return CKPT_OK;
+}
+
+/* Depths of multi-token prediction that no configuration mentions. */
+static ckpt_status add_depths(ckpt_binder *b, ckpt_err *err)
+{
+    ckpt_model *m = b->m;
+    int64_t depths = 0;
+    int64_t blocks = (int64_t)b->n_blocks - ckpt_sym_get(&m->syms, "P", 1);
+    for (size_t i = 0; i < m->n_tensors; i++) {
+        const char *name = m->tensors[i].name;
+        size_t n = strlen(name);
+        depths += strncmp(name, "mtp.", 4) == 0 && n > 15 &&
+                  strcmp(name + n - 15, ".eh_proj.weight") == 0;
+    }
+    if (ckpt_json_get(m->config, "mtp_layers") != NULL || depths == 0 || blocks <= 0)
+        return CKPT_OK;
+    if (!ckpt_json_set(m->config, "mtp_layers", ckpt_json_new_int(depths)) ||
+        !ckpt_json_set(m->config, "mtp_blocks", ckpt_json_new_int(blocks)) ||
+        !ckpt_sym_set(&m->syms, "Q", blocks / depths))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    return CKPT_OK;
 }
 
 /* Blocks seen against the configured pattern; the head against the tied flag. */
@@ -190,7 +310,12 @@ ckpt_status ckpt_bind_finish(ckpt_binder *b, const char *pattern, ckpt_err *err)
     bool tied = ckpt_model_find(m, "head.weight") < 0;
     if (b->layout->config_read == NULL && b->n_blocks == 0)
         return CKPT_OK; /* a user's table for something that is no stack of blocks */
+    CKPT_CHECK(check_present(b, err));
+    CKPT_CHECK(add_depths(b, err));
     CKPT_CHECK(ckpt_config_complete(m->config, &m->syms, pattern, tied, err));
+    int64_t mtp_blocks = 0;
+    (void)ckpt_json_int(ckpt_json_get(m->config, "mtp_blocks"), &mtp_blocks);
+    m->n_main = m->n_blocks - (int)mtp_blocks;
     if (!b->opts->lenient)
         CKPT_TRY(ckpt_config_check(m->config, err), "configuration");
 done:

@@ -1,4 +1,4 @@
-/* Between model.c (matching) and model_check.c (is the result a whole model?). */
+/* Between model_match.c (names), model.c (sizes) and model_check.c (is the result a whole model?). */
 #ifndef CKPT_MODEL_INTERNAL_H
 #define CKPT_MODEL_INTERNAL_H
 
@@ -10,7 +10,7 @@ int ckpt_kind_of(const char *name, size_t n);
 /* One candidate reading of a stored tensor. */
 typedef struct ckpt_match {
     uint32_t tensor, row;
-    int64_t l, e;
+    ckpt_index at;
     int block, kind; /* -1, CKPT_NO_KIND outside blocks */
 } ckpt_match;
 
@@ -26,7 +26,10 @@ typedef struct ckpt_binder {
     bool *matched; /* per stored tensor */
     uint32_t *unknown;
     size_t n_unknown, cap_unknown;
-    size_t cap_tensors, cap_notes, cap_ignored, cap_extras;
+    size_t cap_tensors, cap_copies, cap_notes, cap_ignored, cap_extras;
+    size_t stacked;      /* blocks that stacked tensors account for */
+    const char *choices; /* that follow from the configuration */
+    bool configured;     /* there was one */
     const char *tags[16];
     int n_tags;
     ckpt_state_ref *refs; /* per stored tensor: optimizer state, see model_optim.c */
@@ -38,6 +41,21 @@ typedef struct ckpt_binder {
 ckpt_status ckpt_bind_push(ckpt_binder *b, const ckpt_canon *c, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_bind_whole(ckpt_binder *b, uint32_t tensor, const char *name,
                             ckpt_err *err) CKPT_MUST_USE;
+
+/* model_match.c, in this order */
+ckpt_status ckpt_bind_detect(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+/* Candidate rows of every stored tensor and the kinds each block allows. */
+ckpt_status ckpt_bind_match(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+/* Sort out tensors that no row explains: ignored by the layout, or unknown. */
+ckpt_status ckpt_bind_unknown(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+/* Refuse the unknown ones, by name. */
+ckpt_status ckpt_bind_refuse(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+/* Settle the kind of each block, from its tensors, else from the configured pattern. */
+ckpt_status ckpt_bind_kinds(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+/* Stored name and number of dimensions. */
+bool ckpt_row_fits(const ckpt_row *row, const ckpt_tensor *t, ckpt_index *at);
+ckpt_status ckpt_push_name(const char ***list, size_t *n, size_t *cap, const char *name,
+                           ckpt_err *err) CKPT_MUST_USE;
 
 /* Append a printf-style note to the model. */
 ckpt_status ckpt_bind_note(ckpt_binder *b, ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(3, 4);
@@ -56,6 +74,8 @@ ckpt_status ckpt_bind_complete(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_bind_config(ckpt_binder *b, char **pattern_out, ckpt_err *err) CKPT_MUST_USE;
 /* Complete the canonical configuration from sizes and pattern, and validate it. */
 ckpt_status ckpt_bind_finish(ckpt_binder *b, const char *pattern, ckpt_err *err) CKPT_MUST_USE;
+/* Depths of multi-token prediction that are configured but not stored leave the configuration. */
+ckpt_status ckpt_bind_depths_stored(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
 void ckpt_mesh_from_args(ckpt_model *m);
 void ckpt_mesh_from_chunks(ckpt_model *m);
 

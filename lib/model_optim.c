@@ -117,6 +117,7 @@ static ckpt_status push_state(ckpt_binder *b, uint32_t t, const ckpt_state *stat
     c.stored = t;
     c.dtype = tensor->dtype;
     c.derived = NULL;
+    c.shift = strcmp(state->name, "master") == 0 ? c.shift : 0; /* moments are not values */
     ckpt_status status = state->scalar ? scalar_map(b, tensor, &c, err) : CKPT_OK;
     if (status == CKPT_OK)
         status = state_bytes(tensor, &c, err);

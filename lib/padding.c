@@ -95,8 +95,8 @@ done:
     return status;
 }
 
-/* Do two canonical tensors of one model hold the same bytes? */
-static ckpt_status same_bytes(const ckpt_model *m, size_t a, size_t b, bool *same, ckpt_err *err)
+ckpt_status ckpt_canon_equal(ckpt_source *src, const ckpt_canon *a, const ckpt_canon *b, bool *same,
+                             ckpt_err *err)
 {
     enum { BLOCK = 64 * 1024, SCRATCH = 64 * 1024 };
     ckpt_status status = CKPT_OK;
@@ -104,16 +104,15 @@ static ckpt_status same_bytes(const ckpt_model *m, size_t a, size_t b, bool *sam
     ckpt_gather ga, gb;
     uint8_t *buf = malloc(2 * BLOCK + SCRATCH);
     ckpt_scratch scratch = {buf + 2 * BLOCK, SCRATCH};
-    uint64_t bytes = m->tensors[a].bytes;
-    *same = bytes == m->tensors[b].bytes && m->tensors[a].dtype == m->tensors[b].dtype;
+    *same = a->bytes == b->bytes && a->dtype == b->dtype;
     if (buf == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    CKPT_CHECK(ckpt_plan_canon(m, a, &arena, &ga, err));
-    CKPT_CHECK(ckpt_plan_canon(m, b, &arena, &gb, err));
-    for (uint64_t lo = 0; *same && lo < bytes; lo += BLOCK) {
-        size_t n = (size_t)ckpt_min_u64(BLOCK, bytes - lo);
-        CKPT_CHECK(ckpt_gather_run(m->src, &ga, lo, n, buf, &scratch, err));
-        CKPT_CHECK(ckpt_gather_run(m->src, &gb, lo, n, buf + BLOCK, &scratch, err));
+    CKPT_CHECK(ckpt_gather_canon(src, a, &arena, &ga, err));
+    CKPT_CHECK(ckpt_gather_canon(src, b, &arena, &gb, err));
+    for (uint64_t lo = 0; *same && lo < a->bytes; lo += BLOCK) {
+        size_t n = (size_t)ckpt_min_u64(BLOCK, a->bytes - lo);
+        CKPT_CHECK(ckpt_gather_run(src, &ga, lo, n, buf, &scratch, err));
+        CKPT_CHECK(ckpt_gather_run(src, &gb, lo, n, buf + BLOCK, &scratch, err));
         *same = memcmp(buf, buf + BLOCK, n) == 0;
     }
 done:
@@ -129,7 +128,8 @@ ckpt_status ckpt_model_tied(const ckpt_model *m, ckpt_tied *out, ckpt_err *err)
     *out = CKPT_TIED_NO_QUESTION;
     if (embed < 0 || head < 0 || !ckpt_json_bool(ckpt_json_get(m->config, "tied"), &tied) || !tied)
         return CKPT_OK;
-    ckpt_status status = same_bytes(m, (size_t)embed, (size_t)head, &same, err);
+    ckpt_status status =
+        ckpt_canon_equal(m->src, &m->tensors[embed], &m->tensors[head], &same, err);
     *out = same ? CKPT_TIED_EQUAL : CKPT_TIED_DIFFERS;
     return status;
 }

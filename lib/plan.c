@@ -45,7 +45,8 @@ static int item_order(const void *a, const void *b)
 
 static bool same_view(const ckpt_item *a, const ckpt_item *b)
 {
-    if (a->map.n != b->map.n || a->rank != b->rank)
+    if (a->map.n != b->map.n || a->rank != b->rank || a->shift != b->shift ||
+        a->canon.shift != b->canon.shift)
         return false;
     for (int i = 0; i < a->map.n; i++)
         if (a->map.axis[i].size != b->map.axis[i].size ||
@@ -103,9 +104,134 @@ static int stage_of(const ckpt_planner *p, const ckpt_canon *c)
 {
     const ckpt_mesh *mesh = &p->opts->mesh;
     if (c->block >= 0)
-        return ckpt_mesh_stage(mesh, c->block, p->model->n_blocks);
+        return ckpt_mesh_stage(mesh, c->block, p->model->n_main);
     bool tail = strncmp(c->param, "final_norm.", 11) == 0 || strncmp(c->param, "head.", 5) == 0;
     return tail ? mesh->pp - 1 : 0;
+}
+
+/* Stored rows [lo, hi) of axis 0 that an item's box touches. */
+typedef struct reach {
+    int64_t lo, hi;
+    size_t item;
+} reach;
+
+static int reach_order(const void *a, const void *b)
+{
+    const reach *x = a, *y = b;
+    if (x->lo != y->lo)
+        return x->lo < y->lo ? -1 : 1;
+    return x->item < y->item ? -1 : x->item > y->item;
+}
+
+static reach reach_of(const ckpt_item *it, size_t index)
+{
+    reach r = {.hi = 1, .item = index};
+    int64_t inner = 1;
+    for (int i = it->map.n - 1; i >= 0; i--) {
+        const ckpt_axis *a = &it->map.axis[i];
+        if (a->dim != 0)
+            continue;
+        r.lo += a->lo * inner;
+        r.hi += (a->lo + a->len - 1) * inner;
+        inner *= a->size;
+    }
+    return r;
+}
+
+/* A stacked tensor has thousands of items and of chunks: each chunk looks only at the items that
+ * reach its rows. Sorted by lo; *widest is the longest reach. */
+static reach *sort_items(const ckpt_planner *p, size_t first, size_t last, int64_t *widest)
+{
+    reach *r = malloc((last - first + 1) * sizeof *r);
+    *widest = 1;
+    for (size_t k = first; r != NULL && k < last; k++) {
+        r[k - first] = reach_of(&p->items[k], k);
+        *widest = ckpt_max_i64(*widest, r[k - first].hi - r[k - first].lo);
+    }
+    if (r != NULL)
+        qsort(r, last - first, sizeof *r, reach_order);
+    return r;
+}
+
+static size_t first_reaching(const reach *r, size_t n, int64_t lo)
+{
+    size_t a = 0, b = n;
+    while (a < b) {
+        size_t mid = a + (b - a) / 2;
+        if (r[mid].lo < lo)
+            a = mid + 1;
+        else
+            b = mid;
+    }
+    return a;
+}
+
+/* Copies of one chunk from the items that reach it; *covered receives their bytes. */
+static ckpt_status gather_chunk(ckpt_planner *p, ckpt_dst *dst, const reach *r, size_t n,
+                                int64_t widest, ckpt_copies *copies, uint64_t *covered,
+                                ckpt_err *err)
+{
+    int64_t lo = dst->rank > 0 ? dst->lo[0] : 0, hi = dst->rank > 0 ? lo + dst->len[0] : 1;
+    *covered = 0;
+    for (size_t i = first_reaching(r, n, lo - widest + 1); i < n && r[i].lo < hi; i++) {
+        uint64_t part;
+        const ckpt_item *it = &p->items[r[i].item];
+        if (r[i].hi <= lo)
+            continue;
+        dst->map = &it->map;
+        ckpt_status status =
+            ckpt_gather_add(p->model->src, &it->canon, dst, &p->plan->arena, copies, &part, err);
+        if (status != CKPT_OK)
+            return status;
+        *covered += part;
+    }
+    return CKPT_OK;
+}
+
+/* What happens to values between source and target of an item. */
+static ckpt_gather value_ops(const ckpt_planner *p, const ckpt_item *it)
+{
+    ckpt_gather g = {.from = it->canon.dtype,
+                     .to = it->dtype,
+                     .swap = ckpt_canon_tensor(p->model->src, &it->canon)->big_endian,
+                     .derived = it->canon.derived};
+    if (it->canon.shift != it->shift || g.from != g.to) {
+        g.add_from = (int8_t)-it->canon.shift;
+        g.add_to = (int8_t)it->shift;
+    }
+    return g;
+}
+
+static ckpt_status build_chunk(ckpt_planner *p, const ckpt_out_tensor *t, size_t c, ckpt_gather *g,
+                               const ckpt_item *it, const reach *r, size_t n, int64_t widest,
+                               const ckpt_map *pad, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_copies copies = {0};
+    int64_t numel, pad_volume = 0;
+    uint64_t covered = 0, pad_bytes = 0;
+    *g = value_ops(p, it);
+    if (!ckpt_numel(t->rank, t->chunks[c].len, &numel) ||
+        !ckpt_dtype_bytes(it->canon.dtype, numel, &g->bytes))
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s elements cannot be cut here",
+                         ckpt_dtype_get(it->canon.dtype)->name);
+    ckpt_dst dst = {
+        .rank = t->rank, .dims = t->dims, .lo = t->chunks[c].lo, .len = t->chunks[c].len};
+    CKPT_CHECK(gather_chunk(p, &dst, r, n, widest, &copies, &covered, err));
+    if (pad != NULL) {
+        dst.map = pad;
+        CKPT_CHECK(ckpt_box_volume(pad, &dst, &pad_volume, err));
+        (void)ckpt_dtype_bytes(it->canon.dtype, pad_volume, &pad_bytes);
+    }
+    g->pad = pad_bytes;
+    if (covered + pad_bytes != g->bytes)
+        status = ckpt_fail(err, CKPT_E_FORMAT, "%llu of %llu bytes of a chunk have a source",
+                           (unsigned long long)covered, (unsigned long long)(g->bytes - pad_bytes));
+    else
+        status = ckpt_gather_seal(&copies, &p->plan->arena, g, err);
+done:
+    free(copies.copies);
+    return status;
 }
 
 /* Fill the gathers of one out tensor's chunks from items [first, last). */
@@ -113,54 +239,16 @@ static ckpt_status build_chunks(ckpt_planner *p, ckpt_out_tensor *t, ckpt_gather
                                 size_t first, size_t last, const ckpt_map *pad, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    ckpt_arena *arena = &p->plan->arena;
-    const ckpt_item *it = &p->items[first];
-    for (size_t c = 0; c < t->n_chunks; c++) {
-        ckpt_copies copies = {0};
-        ckpt_gather *g = &gathers[c];
-        int64_t numel, pad_volume = 0;
-        uint64_t covered = 0, part, pad_bytes = 0;
-        const ckpt_tensor *from = ckpt_canon_tensor(p->model->src, &it->canon);
-        *g = (ckpt_gather){.from = it->canon.dtype,
-                           .to = it->dtype,
-                           .swap = from->big_endian,
-                           .derived = it->canon.derived};
-        if (!ckpt_numel(t->rank, t->chunks[c].len, &numel) ||
-            !ckpt_dtype_bytes(it->canon.dtype, numel, &g->bytes))
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor '%s': %s elements cannot be cut here",
-                             t->name, ckpt_dtype_get(it->canon.dtype)->name);
-        ckpt_dst dst = {
-            .rank = t->rank, .dims = t->dims, .lo = t->chunks[c].lo, .len = t->chunks[c].len};
-        for (size_t k = first; k < last; k++) {
-            dst.map = &p->items[k].map;
-            status = ckpt_gather_add(p->model->src, &p->items[k].canon, &dst, arena, &copies, &part,
-                                     err);
-            if (status != CKPT_OK) {
-                free(copies.copies);
-                ckpt_err_frame(err, "tensor '%s'", t->name);
-                return status;
-            }
-            covered += part;
-        }
-        if (pad != NULL) {
-            dst.map = pad;
-            status = ckpt_box_volume(pad, &dst, &pad_volume, err);
-            if (status != CKPT_OK) {
-                free(copies.copies);
-                return status;
-            }
-            (void)ckpt_dtype_bytes(it->canon.dtype, pad_volume, &pad_bytes);
-        }
-        g->pad = pad_bytes;
-        if (covered + pad_bytes != g->bytes) {
-            free(copies.copies);
-            return ckpt_fail(
-                err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes of a chunk have a source",
-                t->name, (unsigned long long)covered, (unsigned long long)(g->bytes - pad_bytes));
-        }
-        CKPT_CHECK(ckpt_gather_seal(&copies, arena, g, err));
-    }
+    int64_t widest;
+    reach *r = sort_items(p, first, last, &widest);
+    if (r == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (size_t c = 0; c < t->n_chunks; c++)
+        CKPT_TRY(
+            build_chunk(p, t, c, &gathers[c], &p->items[first], r, last - first, widest, pad, err),
+            "tensor '%s'", t->name);
 done:
+    free(r);
     return status;
 }
 
@@ -271,6 +359,8 @@ static ckpt_status build_results(ckpt_planner *p, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < p->n_items; i++) {
         const ckpt_item *it = &p->items[i];
+        if (it->copy)
+            continue;
         ckpt_result_tensor *r = &plan->results[plan->n_results++];
         *r = (ckpt_result_tensor){.name = it->canon.name,
                                   .stored = it->stored,
@@ -280,9 +370,12 @@ static ckpt_status build_results(ckpt_planner *p, ckpt_err *err)
                                   .out_tensor = it->out,
                                   .model_tensor = it->model_tensor};
         CKPT_CHECK(ckpt_gather_canon(p->model->src, &it->canon, &plan->arena, &r->gather, err));
-        if (it->dtype != it->canon.dtype) {
+        if (it->dtype != it->canon.dtype || it->lossy_shift)
             r->original = r->gather;
-            r->gather.to = it->dtype;
+        r->gather.to = it->dtype;
+        if (it->lossy_shift) { /* what re-reading the target will give */
+            r->gather.add_to = (int8_t)it->shift;
+            r->gather.add_back = (int8_t)-it->shift;
         }
     }
     if (plan->n_results > 0)
@@ -351,6 +444,33 @@ static ckpt_status settle_vocab(ckpt_planner *p, ckpt_err *err)
         return CKPT_OK;
     }
     return ckpt_config_padded_vocab(p->plan->config, &p->syms, err);
+}
+
+/* Choices of the target layout that follow from configurations, and L, the layers of its stack. */
+static ckpt_status settle_choices(ckpt_planner *p, ckpt_err *err)
+{
+    ckpt_buf canon = {0}, written = {0};
+    ckpt_status status = CKPT_OK;
+    ckpt_arena *arena = &p->plan->arena;
+    if (p->layout == NULL)
+        return CKPT_OK;
+    if (p->layout->choices != NULL)
+        p->layout->choices(p->plan->canon_config, &canon);
+    if (p->layout->choices_written != NULL && p->plan->config != NULL)
+        p->layout->choices_written(p->plan->config, &written);
+    p->config_tags = ckpt_arena_strndup(arena, (char *)canon.data, canon.len);
+    p->written_tags = ckpt_arena_strndup(arena, (char *)written.data, written.len);
+    int a_layer = p->layout->blocks_per_layer > 0 ? p->layout->blocks_per_layer : 1;
+    if (canon.failed || written.failed || p->config_tags == NULL || p->written_tags == NULL)
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    else if (p->model->n_main >= a_layer &&
+             !ckpt_sym_set(&p->syms, "L", p->model->n_main / a_layer))
+        status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "too many size symbols");
+    else if (p->model->n_main > 0 && !ckpt_sym_set(&p->syms, "P", p->model->n_main))
+        status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "too many size symbols");
+    ckpt_buf_release(&canon);
+    ckpt_buf_release(&written);
+    return status;
 }
 
 /* Small objects are held in memory: containers may need to look at them (common state). */
@@ -426,7 +546,9 @@ static ckpt_status check_mesh(ckpt_planner *p, ckpt_err *err)
                          "layout %s does not say how tensors are cut: a mesh needs --layout "
                          "megatron",
                          p->layout != NULL ? p->layout->name : "(none)");
-    return ckpt_mesh_check_blocks(mesh, p->model->n_blocks, err);
+    int a_layer = p->layout->blocks_per_layer > 0 ? p->layout->blocks_per_layer : 1;
+    return ckpt_mesh_check_blocks(mesh, p->model->n_main / a_layer,
+                                  a_layer > 1 ? "layers" : "blocks", err);
 }
 
 /* Users' keys of safetensors __metadata__ stay with safetensors; elsewhere they have no place. What
@@ -481,11 +603,15 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
     CKPT_CHECK(ckpt_plan_ranks(&p, err));
     CKPT_CHECK(ckpt_plan_tied(&p, err));
     CKPT_CHECK(ckpt_plan_padding(&p, err));
+    CKPT_CHECK(ckpt_plan_check_copies(&p, err));
     CKPT_CHECK(ckpt_plan_states(&p, err));
     CKPT_CHECK(settle_config(&p, err));
     CKPT_CHECK(settle_vocab(&p, err));
+    CKPT_CHECK(settle_choices(&p, err));
     CKPT_CHECK(ckpt_plan_place(&p, err));
+    CKPT_CHECK(ckpt_plan_add_copies(&p, err));
     CKPT_CHECK(ckpt_plan_dtypes(&p, err));
+    CKPT_CHECK(ckpt_plan_shifts(&p, err));
     CKPT_CHECK(build_outs(&p, err));
     CKPT_CHECK(build_results(&p, err));
     CKPT_CHECK(carry_objects(&p, err));

@@ -27,10 +27,13 @@ typedef struct ckpt_copy {
 typedef struct ckpt_gather {
     ckpt_copy *copies; /* sorted by dst */
     size_t n_copies;
-    uint64_t bytes;                     /* of the destination in the source dtype */
-    uint64_t pad;                       /* bytes of it that are zero fill */
-    ckpt_dtype from, to;                /* to != from: cast while gathering */
-    bool swap;                          /* source is big-endian */
+    uint64_t bytes;      /* of the destination in the source dtype */
+    uint64_t pad;        /* bytes of it that are zero fill */
+    ckpt_dtype from, to; /* to != from: cast while gathering */
+    bool swap;           /* source is big-endian */
+    /* Added to every value, rounded to the element type each time: before the cast, after it, and
+     * then once more (what re-reading a shifted tensor gives). All 0: none. */
+    int8_t add_from, add_to, add_back;
     const struct ckpt_derived *derived; /* what copies from CKPT_DERIVED_FILE are computed from */
 } ckpt_gather;
 
@@ -87,7 +90,7 @@ typedef struct ckpt_result_tensor {
     int rank;
     const int64_t *dims;
     ckpt_gather gather;   /* canonical row-major bytes in the written dtype */
-    ckpt_gather original; /* same without cast; n_copies 0 when identical to gather */
+    ckpt_gather original; /* as in the source; n_copies 0 when identical to gather */
     uint32_t out_tensor;  /* index in out.tensors of the tensor that holds it */
     int64_t model_tensor; /* index in the source model, -1 for a derived one */
 } ckpt_result_tensor;

@@ -15,6 +15,9 @@ typedef struct ckpt_item {
     const int64_t *dims;
     ckpt_dtype dtype; /* written */
     uint32_t out;     /* out tensor */
+    int shift;        /* stored minus canonical value in the target */
+    bool lossy_shift; /* the shift does not round-trip */
+    bool copy;        /* repeats a tensor that another item writes: not in the results */
     bool dropped;
 } ckpt_item;
 
@@ -27,7 +30,9 @@ typedef struct ckpt_planner {
     ckpt_symtab syms;
     ckpt_item *items;
     size_t n_items, cap_items;
-    const char *shape_tags; /* choices that follow from the tensors: kda=fused or kda=split */
+    const char *shape_tags;   /* choices that follow from the tensors: kda=fused or kda=split */
+    const char *config_tags;  /* that follow from the canonical configuration */
+    const char *written_tags; /* that follow from the configuration being written */
     bool warned_heads;
     size_t cap_lossy, cap_dropped, cap_not_cast, cap_warnings;
 } ckpt_planner;
@@ -53,7 +58,7 @@ ckpt_status ckpt_plan_push(ckpt_planner *p, const ckpt_canon *c, int64_t index,
 /* Whether --include and --exclude let a tensor of the model through. */
 bool ckpt_plan_selected(const ckpt_planner *p, const ckpt_canon *c);
 
-/* plan_items.c, in this order */
+/* plan_items.c and plan_rows.c, in this order */
 /* Tensors of the model that pass --include and --exclude. */
 ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 /* Requested KDA ranks: folds, refusals; then the choices that follow from the tensors. */
@@ -75,6 +80,20 @@ ckpt_status ckpt_plan_keep_object(ckpt_planner *p, const char *name, bool *keep,
 
 /* Written dtype of every tensor. */
 ckpt_status ckpt_plan_dtypes(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* Zero-centred norms: which of them lose bits by their shift (needs --approximate). */
+ckpt_status ckpt_plan_shifts(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* plan_copies.c: copies in the source equal what they repeat (CKPT_E_MISMATCH). */
+ckpt_status ckpt_plan_check_copies(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* After placing: items for the copies that the target wants, a line for those that it does not. */
+ckpt_status ckpt_plan_add_copies(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* Row, name, shape and box of one item, given the row's indices. */
+ckpt_status ckpt_plan_place_row(ckpt_planner *p, ckpt_item *it, const ckpt_row *row,
+                                const ckpt_index *at, ckpt_err *err) CKPT_MUST_USE;
+/* -1 nobody decides, 0 another choice, 1 chosen. */
+int ckpt_plan_tag(const ckpt_planner *p, const char *tag);
+/* Do two canonical tensors of one source hold the same bytes? */
+ckpt_status ckpt_canon_equal(ckpt_source *src, const ckpt_canon *a, const ckpt_canon *b, bool *same,
+                             ckpt_err *err) CKPT_MUST_USE;
 
 /* The part of a padded axis beyond the box, as a map; false if the view has no padding. */
 bool ckpt_pad_map(const ckpt_row *row, const ckpt_map *map, ckpt_arena *arena, ckpt_map *out);

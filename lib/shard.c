@@ -18,6 +18,8 @@ static const char *symbol_text(const char *symbol)
         {"FS", "shared expert gate/up dim"},
         {"NK", "KDA heads"                },
         {"N",  "attention heads"          },
+        {"G",  "key/value heads"          },
+        {"L",  "layers"                   },
         {"E",  "experts"                  },
         {"V",  "vocabulary"               },
         {"VP", "padded vocabulary"        },
@@ -80,17 +82,20 @@ int ckpt_mesh_world(const ckpt_mesh *mesh)
     return mesh->pp * per_stage(mesh);
 }
 
-ckpt_status ckpt_mesh_check_blocks(const ckpt_mesh *mesh, int n_blocks, ckpt_err *err)
+ckpt_status ckpt_mesh_check_blocks(const ckpt_mesh *mesh, int n_blocks, const char *what,
+                                   ckpt_err *err)
 {
     if (n_blocks > 0 && n_blocks % mesh->pp != 0)
-        return ckpt_fail(err, CKPT_E_USAGE, "%d blocks are not divisible by PP %d", n_blocks,
+        return ckpt_fail(err, CKPT_E_USAGE, "%d %s are not divisible by PP %d", n_blocks, what,
                          mesh->pp);
     return CKPT_OK;
 }
 
 int ckpt_mesh_stage(const ckpt_mesh *mesh, int block, int n_blocks)
 {
-    return n_blocks > 0 ? (int)((int64_t)block * mesh->pp / n_blocks) : 0;
+    if (block >= n_blocks)
+        return n_blocks > 0 ? mesh->pp - 1 : 0;
+    return (int)((int64_t)block * mesh->pp / n_blocks);
 }
 
 /* The cut of one stored dimension: an outer run of unit axes, then at most one axis in equal parts.
@@ -98,7 +103,7 @@ int ckpt_mesh_stage(const ckpt_mesh *mesh, int block, int n_blocks)
 typedef struct dim_cut {
     int64_t units, parts, part_len, unit_len;
     ckpt_cut unit_kind, part_kind;
-    int64_t unit_size; /* of the EP axis, for the owner */
+    int64_t unit_size; /* of the EP or PP axis, for the owner */
 } dim_cut;
 
 static int cut_ways(const ckpt_mesh *mesh, ckpt_cut cut)
@@ -126,6 +131,30 @@ static bool inside_heads(const ckpt_mesh *mesh, int64_t heads)
     return heads > 0 && heads % mesh->tp != 0 && mesh->tp % heads == 0;
 }
 
+static bool by_heads(ckpt_cut cut)
+{
+    return cut == CKPT_CUT_HEAD || cut == CKPT_CUT_GROUP;
+}
+
+/* Every index of the axis is a chunk of its own. */
+static ckpt_status cut_units(const ckpt_mesh *mesh, const ckpt_axis *axis, dim_cut *out,
+                             ckpt_err *err)
+{
+    out->units *= axis->size;
+    out->unit_len = axis->size > 0 ? out->unit_len / axis->size : 0;
+    out->part_len = out->unit_len;
+    if (axis->cut == CKPT_CUT_UNIT)
+        return CKPT_OK;
+    bool ep = axis->cut == CKPT_CUT_EP;
+    int ways = ep ? mesh->ep : mesh->pp;
+    out->unit_kind = axis->cut;
+    out->unit_size = axis->size;
+    if (axis->size % ways != 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "%s %lld is not divisible by %s %d",
+                         symbol_text(axis->symbol), (long long)axis->size, ep ? "EP" : "PP", ways);
+    return CKPT_OK;
+}
+
 static ckpt_status plan_dim(const ckpt_mesh *mesh, int dim, int64_t size, const ckpt_map *map,
                             dim_cut *out, bool *inside, ckpt_err *err)
 {
@@ -143,24 +172,16 @@ static ckpt_status plan_dim(const ckpt_mesh *mesh, int dim, int64_t size, const 
         if (axis->cut == CKPT_CUT_TP_DIM) {
             status = cut_parts(mesh, axis, size, CKPT_CUT_TP, out, err);
             closed = true;
-        } else if (axis->cut == CKPT_CUT_UNIT || axis->cut == CKPT_CUT_EP) {
-            out->units *= axis->size;
-            out->unit_len = axis->size > 0 ? out->unit_len / axis->size : 0;
-            out->part_len = out->unit_len;
-            if (axis->cut == CKPT_CUT_EP) {
-                out->unit_kind = CKPT_CUT_EP;
-                out->unit_size = axis->size;
-                if (axis->size % mesh->ep != 0)
-                    return ckpt_fail(err, CKPT_E_USAGE, "%s %lld is not divisible by EP %d",
-                                     symbol_text(axis->symbol), (long long)axis->size, mesh->ep);
-            }
-        } else if (axis->cut == CKPT_CUT_HEAD && inside_heads(mesh, axis->size)) {
+        } else if (axis->cut == CKPT_CUT_UNIT || axis->cut == CKPT_CUT_EP ||
+                   axis->cut == CKPT_CUT_PP) {
+            status = cut_units(mesh, axis, out, err);
+        } else if (by_heads(axis->cut) && inside_heads(mesh, axis->size)) {
             if (size % mesh->tp == 0)
                 status = cut_parts(mesh, axis, size, CKPT_CUT_TP, out, err);
-            *inside = true;
+            *inside = *inside || axis->cut == CKPT_CUT_HEAD;
             closed = true;
         } else {
-            ckpt_cut cut = axis->cut == CKPT_CUT_HEAD ? CKPT_CUT_TP : axis->cut;
+            ckpt_cut cut = by_heads(axis->cut) ? CKPT_CUT_TP : axis->cut;
             status = cut_parts(mesh, axis, axis->size, cut, out, err);
             closed = true;
         }
@@ -173,9 +194,10 @@ static ckpt_status plan_dim(const ckpt_mesh *mesh, int dim, int64_t size, const 
 
 /* Chunk `index` of the row-major grid: place and coordinates on the mesh. */
 static int place_chunk(const ckpt_mesh *mesh, int rank, const dim_cut *cut, size_t index,
-                       int64_t *lo, int64_t *len, bool *expert)
+                       int64_t *lo, int64_t *len, int *stage)
 {
     int tp = 0, etp = 0, ep = 0;
+    bool expert = false;
     for (int d = rank - 1; d >= 0; d--) {
         int64_t ways = cut[d].units * cut[d].parts;
         int64_t at = (int64_t)(index % (size_t)ways);
@@ -185,16 +207,18 @@ static int place_chunk(const ckpt_mesh *mesh, int rank, const dim_cut *cut, size
         len[d] = cut[d].part_len;
         if (cut[d].unit_kind == CKPT_CUT_EP) {
             ep = (int)(unit / (cut[d].unit_size / mesh->ep));
-            *expert = true;
+            expert = true;
         }
+        if (cut[d].unit_kind == CKPT_CUT_PP)
+            *stage = (int)(unit / (cut[d].unit_size / mesh->pp));
         if (cut[d].part_kind == CKPT_CUT_TP)
             tp = (int)part;
         if (cut[d].part_kind == CKPT_CUT_ETP) {
             etp = (int)part;
-            *expert = true;
+            expert = true;
         }
     }
-    return *expert ? ep * mesh->etp + etp : tp;
+    return expert ? ep * mesh->etp + etp : tp;
 }
 
 ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int64_t *dims,
@@ -224,9 +248,10 @@ ckpt_status ckpt_shard_cut(const ckpt_mesh *mesh, int stage, int rank, const int
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu chunks", n);
     for (size_t i = 0; i < n; i++) {
         int64_t *lo = box + i * 2 * (size_t)rank, *len = lo + rank;
-        bool expert = false;
-        int local = place_chunk(mesh, rank, cut, i, lo, len, &expert);
-        out[i] = (ckpt_out_chunk){.lo = lo, .len = len, .owner = stage * per_stage(mesh) + local};
+        int at_stage = stage;
+        int local = place_chunk(mesh, rank, cut, i, lo, len, &at_stage);
+        out[i] =
+            (ckpt_out_chunk){.lo = lo, .len = len, .owner = at_stage * per_stage(mesh) + local};
     }
     *chunks = out;
     *n_chunks = n;

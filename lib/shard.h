@@ -17,8 +17,11 @@ typedef enum ckpt_cut {
     CKPT_CUT_EP,     /* every index is a chunk of its own; owner by equal blocks over EP */
     CKPT_CUT_UNIT,   /* every index is a chunk of its own, same owner */
     CKPT_CUT_TP_DIM, /* on the first axis of a dimension: the whole dimension in equal parts */
-    CKPT_CUT_HEAD /* as TP; where TP is a multiple of the heads, cut inside them: the whole dimension
-                     in equal parts if it divides, else not at all */
+    CKPT_CUT_HEAD,   /* as TP; where TP is a multiple of the heads, cut inside them: the whole
+                      dimension in equal parts if it divides, else not at all */
+    CKPT_CUT_GROUP,  /* the same, where the model does run with a group of heads on several ranks
+                       (key and value heads): *inside is not set */
+    CKPT_CUT_PP      /* every index is a chunk of its own; owner by equal blocks over PP */
 } ckpt_cut;
 
 /* One factor of a stored dimension: the dimension is the row-major product of its axes. A tensor
@@ -39,8 +42,10 @@ typedef struct ckpt_map {
 ckpt_status ckpt_mesh_resolve(ckpt_mesh *mesh, ckpt_err *err) CKPT_MUST_USE;
 /* Number of ranks: pp * max(tp * cp * dp, etp * ep), made a multiple of both. */
 int ckpt_mesh_world(const ckpt_mesh *mesh);
-/* Pipeline stage of block b of n: equal contiguous blocks; n must divide by pp (USAGE). */
-ckpt_status ckpt_mesh_check_blocks(const ckpt_mesh *mesh, int n_blocks,
+/* Pipeline stage of block b of n: equal contiguous blocks; n must divide by pp (USAGE). Blocks from
+ * n on are those of multi-token prediction and belong to the last stage. In check_blocks n may count
+ * layers instead; `what` ("blocks", "layers") says so. */
+ckpt_status ckpt_mesh_check_blocks(const ckpt_mesh *mesh, int n_blocks, const char *what,
                                    ckpt_err *err) CKPT_MUST_USE;
 int ckpt_mesh_stage(const ckpt_mesh *mesh, int block, int n_blocks);
 

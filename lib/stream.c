@@ -97,9 +97,11 @@ static ckpt_status cover_files(files_job *f, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     ckpt_arena arena = {0};
-    for (size_t i = 0; i < f->model->n_tensors; i++) {
+    size_t n = f->model->n_tensors;
+    for (size_t i = 0; i < n + f->model->n_copies; i++) {
+        const ckpt_canon *c = i < n ? &f->model->tensors[i] : &f->model->copies[i - n];
         ckpt_gather g;
-        CKPT_CHECK(ckpt_plan_canon(f->model, i, &arena, &g, err));
+        CKPT_CHECK(ckpt_gather_canon(f->model->src, c, &arena, &g, err));
         int bits = ckpt_dtype_get(g.from)->bits;
         for (size_t k = 0; k < g.n_copies; k++)
             CKPT_CHECK(ckpt_copy_src_runs(&g.copies[k], bits % 8 == 0 ? bits / 8 : 1, add_span,

@@ -263,9 +263,9 @@ END_TEST
 static int rows_matching(const ckpt_layout *layout, const char *name)
 {
     int n = 0;
-    int64_t l, e;
+    ckpt_index at;
     for (size_t r = 0; r < layout->n_rows; r++)
-        n += ckpt_pattern_match(layout->rows[r].stored, name, &l, &e);
+        n += ckpt_pattern_match(layout->rows[r].stored, name, NULL, &at);
     return n;
 }
 

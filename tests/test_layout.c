@@ -70,16 +70,86 @@ START_TEST(pattern_indices_match_and_format)
     };
     ckpt_arena arena = {0};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        int64_t l, e;
-        bool hit = ckpt_pattern_match(rows[i].pattern, rows[i].name, &l, &e);
+        ckpt_index at;
+        bool hit = ckpt_pattern_match(rows[i].pattern, rows[i].name, NULL, &at);
         ck_assert_msg(hit == (rows[i].l != -2), "%s ~ %s", rows[i].pattern, rows[i].name);
         if (!hit)
             continue;
-        ck_assert_int_eq(l, rows[i].l);
-        ck_assert_int_eq(e, rows[i].e);
-        ck_assert_str_eq(ckpt_pattern_format(&arena, rows[i].pattern, l, e), rows[i].name);
+        ck_assert_int_eq(at.l, rows[i].l);
+        ck_assert_int_eq(at.e, rows[i].e);
+        ck_assert_str_eq(ckpt_pattern_format(&arena, rows[i].pattern, NULL, &at), rows[i].name);
     }
     ckpt_arena_free(&arena);
+}
+END_TEST
+
+START_TEST(pattern_holes_with_symbols_are_solved_both_ways)
+{
+    static const struct {
+        const char *pattern, *name;
+        ckpt_index at;
+        bool match;
+    } rows[] = {
+        {"mtp.{2l+P}.norm",          "mtp.14.norm",        {1, -1, -1},  true },
+        {"mtp.{2l+P}.norm",          "mtp.13.norm",        {0, 0, 0},    false},
+        {"mtp.{2l+P}.norm",          "mtp.10.norm",        {0, 0, 0},    false},
+        {"blocks.{2l+P+1}.x",        "blocks.15.x",        {1, -1, -1},  true },
+        {"blocks.{P+Q*l+j}.x",       "blocks.19.x",        {2, 1, -1},   true },
+        {"blocks.{P+Q*l+j}.x",       "blocks.12.x",        {0, 0, -1},   true },
+        {"blocks.{l<P}.x",           "blocks.11.x",        {11, -1, -1}, true },
+        {"blocks.{l<P}.x",           "blocks.12.x",        {0, 0, 0},    false},
+        {"blocks.{2l+1<P}.x",        "blocks.11.x",        {5, -1, -1},  true },
+        {"blocks.{2l+1<P}.x",        "blocks.13.x",        {0, 0, 0},    false},
+        {"mtp.{P}.norm",             "mtp.12.norm",        {-1, -1, -1}, true },
+        {"mtp.{P}.norm",             "mtp.11.norm",        {0, 0, 0},    false},
+        {"mtp.{X*l}.norm",           "mtp.11.norm",        {0, 0, 0},    false},
+        {"d.{l}.layers.{j}.e.{e}.x", "d.1.layers.2.e.3.x", {1, 2, 3},    true },
+    };
+    ckpt_arena arena = {0};
+    ckpt_symtab syms = {0};
+    int64_t v;
+    ck_assert(ckpt_sym_set(&syms, "P", 12) && ckpt_sym_set(&syms, "Q", 3));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ckpt_index at;
+        bool hit = ckpt_pattern_match(rows[i].pattern, rows[i].name, &syms, &at);
+        ck_assert_msg(hit == rows[i].match, "%s ~ %s", rows[i].pattern, rows[i].name);
+        if (!hit)
+            continue;
+        ck_assert_int_eq(at.l, rows[i].at.l);
+        ck_assert_int_eq(at.j, rows[i].at.j);
+        ck_assert_int_eq(at.e, rows[i].at.e);
+        ck_assert_str_eq(ckpt_pattern_format(&arena, rows[i].pattern, &syms, &at), rows[i].name);
+        ck_assert_uint_eq(ckpt_pattern_hash(rows[i].pattern), ckpt_pattern_hash(rows[i].name));
+    }
+    /* the depth ends before the next one starts */
+    ck_assert(!ckpt_pattern_first("blocks.{P+Q*l+j}.x", &syms, &(ckpt_index){0, 3, -1}, &v));
+    ck_assert(ckpt_pattern_first("blocks.{P+Q*l+j}.x", &syms, &(ckpt_index){1, 2, -1}, &v));
+    ck_assert_int_eq(v, 17);
+    ck_assert(!ckpt_pattern_match("mtp.{2l+P}.norm", "mtp.14.norm", NULL, &(ckpt_index){0}));
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
+START_TEST(tags_are_decided_by_every_choice_they_name)
+{
+    static const struct {
+        const char *choices, *tag;
+        int verdict;
+    } rows[] = {
+        {"kda=fused",               "kda=fused",               1 },
+        {"kda=fused",               "kda=split",               0 },
+        {"kda=fused",               "mlp=gated",               -1},
+        {"",                        "mlp=gated",               -1},
+        {NULL,                      "mlp=gated",               -1},
+        {"kda=fused",               NULL,                      1 },
+        {"kda=fused",               "",                        1 },
+        {"layers=stacked,mlp=gate", "layers=stacked mlp=gate", 1 },
+        {"layers=stacked",          "layers=stacked mlp=gate", -1},
+        {"layers=stacked",          "layers=single mlp=gate",  0 },
+        {"mlp=gate,layers=stacked", "layers=single mlp=gate",  0 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ck_assert_msg(ckpt_tag_verdict(rows[i].choices, rows[i].tag) == rows[i].verdict, "%zu", i);
 }
 END_TEST
 
@@ -179,6 +249,17 @@ START_TEST(layout_check_refuses_rows_that_cannot_work)
         {{"blocks.{2l+1}.mlp.up.weight", "w.{l}.up", "F | H", NULL}, true },
         {{"b.{l}.e.{e}", "w.{l}", "E=e | F", NULL},                  true },
         {{"b.{l}.e.{e}", "w.{l}", "E | F", NULL},                    false},
+        {{"b.{2l+1}.e.{e}", "w", "L=l@pp | E=e | F", NULL},          true },
+        {{"b.{l}", "w", "L=l@pp 2=0 | F", NULL},                     false},
+        {{"b.{l}", "w.{l}", "F ; -1", NULL},                         true },
+        {{"b.{l}", "w.{l}", "F ; -2", NULL},                         false},
+        {{"b.{l}", "w.{l}", "F ; -1 | H", NULL},                     false},
+        {{"b.{P+Q*l+j}", "w.{l}.x.{j}", "F", NULL},                  true },
+        {{"b.{P+Q*l}", "w.{l}.x.{j}", "F", NULL},                    false},
+        {{"b.{2l+P<P", "w.{l}", "F", NULL},                          false},
+        {{"b.{P}", "w", "F", "a=b c=d"},                             true },
+        {{"b.{P}", "w", "F", "a=b c"},                               false},
+        {{"b.{e}=b", "w.{e}", "F", "a=b"},                           true },
         {{"b.{l}", "w", "F", NULL},                                  false},
         {{"b", "w.{l}", "F", NULL},                                  false},
         {{"b.{l}", "w*.l}", "F", NULL},                              false},
@@ -227,11 +308,13 @@ START_TEST(cut_chunks_lie_where_megatron_puts_them)
         {"E=e@ep | 2=0@unit F@etp | H", 2, 2, 0, 16, 15, {3, 9, 0}, {1, 3, 5}, 3},
         {"E=e@ep | 2=0@unit F@etp | H", 1, 4, 1, 8,  5,  {2, 6, 0}, {1, 6, 5}, 2},
         {"E=e@ep | H | F@etp",          2, 2, 1, 4,  3,  {3, 0, 0}, {1, 5, 6}, 1},
+        {"E=l@pp | F@tp | H",           2, 1, 0, 8,  5,  {2, 3, 0}, {1, 3, 5}, 1},
         {"G R+2[0:R] D @tp | H",        4, 1, 0, 4,  1,  {5, 0},    {5, 5},    1},
         {"G@tp R+2[0:R] D | H",         2, 1, 0, 2,  1,  {10, 0},   {10, 5},   1},
         {"G@head D | H",                2, 1, 0, 2,  1,  {2, 0},    {2, 5},    1},
         {"G@head D | H",                4, 1, 0, 4,  3,  {3, 0},    {1, 5},    3},
         {"G@head | H",                  4, 1, 0, 1,  0,  {0, 0},    {2, 5},    0},
+        {"G@group R+2[0:R] D | H",      4, 1, 0, 4,  2,  {10, 0},   {5, 5},    2},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const cut_row *r = &rows[i];
@@ -259,6 +342,44 @@ START_TEST(cut_chunks_lie_where_megatron_puts_them)
 }
 END_TEST
 
+START_TEST(cut_of_stacked_layers_puts_each_on_its_stage)
+{
+    static const struct {
+        int tp, pp, ep;
+        size_t chunk;
+        int owner;
+    } rows[] = {
+        {1, 2, 1, 0,          0 }, /* layer 0 */
+        {1, 2, 1, 24,         1 }, /* layer 2 */
+        {2, 4, 2, 47 * 2 + 1, 15}, /* layer 3, expert 3, up, second half */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ckpt_arena arena = {0};
+        ckpt_symtab t = symbols();
+        ckpt_view_out out;
+        ckpt_out_chunk *chunks;
+        size_t n;
+        ckpt_err err = {0};
+        ckpt_mesh m = mesh(rows[i].tp, rows[i].pp, rows[i].ep, 0), odd = mesh(1, 3, 1, 0);
+        ck_assert(ckpt_sym_set(&t, "L", 4) && ckpt_sym_set(&t, "E", 6));
+        m.ep = rows[i].ep;
+        ck_assert_int_eq(
+            build("L=l@pp | E=e@ep | 2=1@unit F@etp | H", 3, 0, NULL, &t, &arena, &out, &err),
+            CKPT_OK);
+        ck_assert_int_eq(
+            ckpt_shard_cut(&m, 0, out.rank, out.dims, &out.map, &arena, &chunks, &n, NULL, &err),
+            CKPT_OK);
+        ck_assert_int_eq(n, 4 * 6 * 2 * (size_t)rows[i].tp);
+        ck_assert_int_eq(chunks[rows[i].chunk].owner, rows[i].owner);
+        ck_assert_int_eq(
+            ckpt_shard_cut(&odd, 0, out.rank, out.dims, &out.map, &arena, &chunks, &n, NULL, &err),
+            CKPT_E_USAGE);
+        ck_assert_str_eq(err.text, "layers 4 is not divisible by PP 3");
+        ckpt_arena_free(&arena);
+    }
+}
+END_TEST
+
 START_TEST(cut_indivisible_sizes_name_the_size_and_the_group)
 {
     static const struct {
@@ -266,12 +387,12 @@ START_TEST(cut_indivisible_sizes_name_the_size_and_the_group)
         int tp, ep, etp;
         const char *text;
     } rows[] = {
-        {"F@tp | H",             4, 1, 0, "gate/up dim 6 is not divisible by TP 4" },
-        {"2=0@unit F@tp | H",    5, 1, 0, "gate/up dim 6 is not divisible by TP 5" },
-        {"E=e@ep | H",           1, 3, 0, "experts 4 is not divisible by EP 3"     },
-        {"E=e@ep | H | F@etp",   1, 1, 4, "gate/up dim 6 is not divisible by ETP 4"},
-        {"G R+2[0:R] D @tp | H", 3, 1, 0, "G 20 is not divisible by TP 3"          },
-        {"G@head D | H",         3, 1, 0, "G 2 is not divisible by TP 3"           },
+        {"F@tp | H",             4, 1, 0, "gate/up dim 6 is not divisible by TP 4"     },
+        {"2=0@unit F@tp | H",    5, 1, 0, "gate/up dim 6 is not divisible by TP 5"     },
+        {"E=e@ep | H",           1, 3, 0, "experts 4 is not divisible by EP 3"         },
+        {"E=e@ep | H | F@etp",   1, 1, 4, "gate/up dim 6 is not divisible by ETP 4"    },
+        {"G R+2[0:R] D @tp | H", 3, 1, 0, "key/value heads 20 is not divisible by TP 3"},
+        {"G@head D | H",         3, 1, 0, "key/value heads 2 is not divisible by TP 3" },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         ckpt_arena arena = {0};
@@ -344,7 +465,8 @@ START_TEST(mesh_ranks_and_stages_count_as_megatron_counts)
     ckpt_err err = {0};
     ck_assert_int_eq(ckpt_mesh_stage(&m, 3, 8), 0);
     ck_assert_int_eq(ckpt_mesh_stage(&m, 4, 8), 1);
-    ck_assert_int_eq(ckpt_mesh_check_blocks(&m, 7, &err), CKPT_E_USAGE);
+    ck_assert_int_eq(ckpt_mesh_stage(&m, 9, 8), 1); /* multi-token prediction */
+    ck_assert_int_eq(ckpt_mesh_check_blocks(&m, 7, "blocks", &err), CKPT_E_USAGE);
     ck_assert_str_eq(err.text, "7 blocks are not divisible by PP 2");
     ck_assert_int_eq(ckpt_mesh_resolve(&bad, &err), CKPT_E_USAGE);
     ck_assert_str_eq(err.text, "TP is 0, must be at least 1");
@@ -384,6 +506,9 @@ Suite *suite_layout(void)
     tcase_set_timeout(c, 30);
     tcase_add_test(c, expression_sums_and_products_evaluate);
     tcase_add_test(c, pattern_indices_match_and_format);
+    tcase_add_test(c, pattern_holes_with_symbols_are_solved_both_ways);
+    tcase_add_test(c, tags_are_decided_by_every_choice_they_name);
+    tcase_add_test(c, cut_of_stacked_layers_puts_each_on_its_stage);
     tcase_add_test(c, view_written_has_the_expected_shape_and_box);
     tcase_add_test(c, view_read_binds_what_a_shape_determines);
     tcase_add_test(c, view_that_does_not_parse_is_refused);

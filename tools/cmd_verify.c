@@ -178,6 +178,22 @@ static bool replacing(const verification *v)
     return v->o->write && v->o->force;
 }
 
+/* Tensors that only repeat others have no digest of their own. */
+static ckpt_status check_copies(verification *v, ckpt_err *err)
+{
+    const ckpt_model *m = &v->model;
+    for (size_t i = 0; i < m->n_copies; i++) {
+        bool equal;
+        ckpt_status status = ckpt_model_copy_equal(m, i, &equal, err);
+        if (status != CKPT_OK)
+            return status;
+        if (!equal)
+            ckpt_verify_problem(v, "'%s' must repeat %s, but differs from it",
+                                m->src->tensors[m->copies[i].stored].name, m->copies[i].name);
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status check_structure(verification *v, ckpt_err *err)
 {
     for (size_t i = 0; i < v->src.n_warnings; i++)
@@ -189,6 +205,8 @@ static ckpt_status check_structure(verification *v, ckpt_err *err)
     ckpt_tied tied = CKPT_TIED_NO_QUESTION;
     if (!v->part) {
         ckpt_status status = ckpt_model_tied(&v->model, &tied, err);
+        if (status == CKPT_OK)
+            status = check_copies(v, err);
         if (status != CKPT_OK)
             return status;
     }

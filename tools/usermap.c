@@ -107,8 +107,8 @@ static ckpt_status dims_of_view(ckpt_usermap *map, const char *view, const char 
 {
     ckpt_status status = CKPT_OK;
     ckpt_buf dims = {0};
-    for (const char *p = view; *p != '\0';) {
-        size_t end = strcspn(p, "|"), start = dims.len;
+    for (const char *p = view; *p != '\0' && *p != ';';) {
+        size_t end = strcspn(p, "|;"), start = dims.len;
         bool any = false;
         for (size_t i = 0; i < end;) {
             size_t n = strcspn(p + i, " |");
@@ -117,7 +117,7 @@ static ckpt_status dims_of_view(ckpt_usermap *map, const char *view, const char 
             i += n + (i + n < end);
         }
         p += end + (p[end] == '|');
-        if (dims.len > start && *p != '\0')
+        if (dims.len > start && *p != '\0' && *p != ';')
             ckpt_buf_putc(&dims, ',');
     }
     if (dims.len > 0 && dims.data[dims.len - 1] == ',')
@@ -188,6 +188,9 @@ static ckpt_status borrow(ckpt_usermap *map, const char *like, ckpt_err *err)
         map->layout.config_read = known->config_read;
         map->layout.config_write = known->config_write;
         map->layout.default_tags = known->default_tags;
+        map->layout.blocks_per_layer = known->blocks_per_layer;
+        map->layout.choices = known->choices;
+        map->layout.choices_written = known->choices_written;
         map->layout.group = known->group;
         return CKPT_OK;
     }
