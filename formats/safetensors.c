@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "checked.h"
+#include "hf_files.h"
 #include "io.h"
 #include "le.h"
 #include "st_header.h"
@@ -66,16 +67,6 @@ static bool is_set_name(const opening *o, const char *name)
 {
     bool state = strncmp(name, CKPT_ST_OPTIMIZER_STEM, sizeof CKPT_ST_OPTIMIZER_STEM - 1) == 0;
     return is_shard_name(name) && (o->in_states ? state : !(o->states && state));
-}
-
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static bool listed(char *const *names, size_t n, const char *name)
-{
-    return n != 0 && bsearch(&name, names, n, sizeof *names, compare_names) != NULL;
 }
 
 static ckpt_status no_memory(ckpt_err *err)
@@ -312,56 +303,15 @@ done:
 static ckpt_status read_config(opening *o, ckpt_err *err)
 {
     ckpt_source *src = o->src;
-    bool hf = listed(o->names, o->n_names, "config.json");
-    const char *name = hf ? "config.json" : CKPT_ST_MEGATRON_ARGS;
-    if (!listed(o->names, o->n_names, name))
+    bool hf = ckpt_hf_listed(o->names, o->n_names, "config.json");
+    const char *name = hf ? "config.json" : CKPT_HF_MEGATRON_ARGS;
+    if (!ckpt_hf_listed(o->names, o->n_names, name))
         return CKPT_OK;
     ckpt_status status = read_json(o, name, CONFIG_MAX, &src->config, err);
     if (status != CKPT_OK)
         return status;
     src->config_kind = hf ? CKPT_CONFIG_HF : CKPT_CONFIG_MEGATRON;
     return add_listed(o, name, err);
-}
-
-/* The basenames a weight_map refers to, sorted and unique, each present in the directory. */
-static ckpt_status shards_of_index(opening *o, const ckpt_json *map, size_t n, ckpt_err *err)
-{
-    size_t i = 0, kept = 0, absent = 0;
-    const char *first_absent = NULL;
-    o->shards = ckpt_arena_array(&o->src->arena, n, sizeof *o->shards);
-    if (o->shards == NULL)
-        return no_memory(err);
-    for (const ckpt_json *item = ckpt_json_child(map); item != NULL; item = ckpt_json_next(item)) {
-        const char *file = ckpt_json_string(item);
-        if (file == NULL || !ckpt_name_is_safe(file, false))
-            return ckpt_fail(
-                err, CKPT_E_FORMAT,
-                "weight_map: tensor '%.160s': expected a plain file name, found %s%.160s%s",
-                ckpt_json_key(item), file == NULL ? "another type" : "'", file == NULL ? "" : file,
-                file == NULL ? "" : "'");
-        o->shards[i++] = file;
-    }
-    if (n > 1)
-        qsort(o->shards, n, sizeof *o->shards, compare_names);
-    for (i = 0; i < n; i++) {
-        if (kept > 0 && strcmp(o->shards[kept - 1], o->shards[i]) == 0)
-            continue;
-        o->shards[kept++] = o->shards[i];
-        if (!listed(o->names, o->n_names, o->shards[i]) && absent++ == 0)
-            first_absent = o->shards[i];
-    }
-    o->n_shards = kept;
-    if (absent > 1)
-        return ckpt_fail(
-            err, CKPT_E_FORMAT,
-            "shard '%.160s' and %zu others of %zu that %s lists are absent: incomplete "
-            "download?",
-            first_absent, absent - 1, kept, o->index);
-    if (absent == 1)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "shard '%.160s' that %s lists is absent: incomplete download?",
-                         first_absent, o->index);
-    return CKPT_OK;
 }
 
 /* The index and the shard headers must name the same tensors in the same files. */
@@ -468,7 +418,9 @@ static ckpt_status open_indexed(opening *o, ckpt_err *err)
     const ckpt_json *map = ckpt_json_get(o->index_json, "weight_map");
     if (!ckpt_json_is_object(map))
         return ckpt_fail(err, CKPT_E_FORMAT, "%s: expected an object 'weight_map'", o->index);
-    CKPT_TRY(shards_of_index(o, map, (size_t)ckpt_json_size(map), err), "%s", o->index);
+    CKPT_TRY(ckpt_hf_index_shards(map, o->index, o->names, o->n_names, &o->src->arena, &o->shards,
+                                  &o->n_shards, err),
+             "%s", o->index);
     CKPT_CHECK(read_shards(o, err));
     for (size_t i = 0; i < o->table.n; i++) {
         const ckpt_st_entry *e = &o->table.entries[i];
@@ -504,7 +456,7 @@ static ckpt_status choose_index(opening *o, ckpt_err *err)
     const char *standard = SINGLE_NAME ".index.json";
     if (o->index != NULL)
         return CKPT_OK;
-    if (listed(o->names, o->n_names, standard)) {
+    if (ckpt_hf_listed(o->names, o->n_names, standard)) {
         o->index = standard;
         return CKPT_OK;
     }
@@ -521,28 +473,14 @@ static ckpt_status choose_index(opening *o, ckpt_err *err)
     return CKPT_OK;
 }
 
-/* Without an index the names themselves say how many shards there were: model-00002-of-00004. */
 static ckpt_status check_numbering(opening *o, const char *stem, ckpt_err *err)
 {
-    size_t n = strlen(stem);
-    for (size_t i = 0; i < o->n_shards; i++) {
-        int at, of, end = 0;
-        const char *rest = o->shards[i] + n;
-        if (strncmp(o->shards[i], stem, n) != 0 ||
-            sscanf(rest, "%5d-of-%5d" SUFFIX "%n", &at, &of, &end) != 2 || end == 0 ||
-            rest[end] != '\0')
-            continue;
-        for (int k = 1; k <= of; k++) {
-            char name[64];
-            snprintf(name, sizeof name, "%s%05d-of-%05d" SUFFIX, stem, k, of);
-            if (!listed(o->names, o->n_names, name))
-                return ckpt_fail(err, CKPT_E_FORMAT,
-                                 "%s is missing, and there is no index (incomplete download?)",
-                                 name);
-        }
-        return ckpt_source_warn(o->src, err, "no index beside %s*-of-*" SUFFIX, stem);
-    }
-    return CKPT_OK;
+    bool numbered;
+    ckpt_status status = ckpt_hf_numbering(o->shards, o->n_shards, stem, SUFFIX, o->names,
+                                           o->n_names, &numbered, err);
+    return status == CKPT_OK && numbered
+               ? ckpt_source_warn(o->src, err, "no index beside %s-*-of-*" SUFFIX, stem)
+               : status;
 }
 
 static ckpt_status open_states(opening *o, ckpt_err *err)
@@ -562,7 +500,7 @@ static ckpt_status open_weights(opening *o, ckpt_err *err)
     ckpt_status status;
     if (o->index != NULL)
         return open_indexed(o, err);
-    if (listed(o->names, o->n_names, single)) {
+    if (ckpt_hf_listed(o->names, o->n_names, single)) {
         o->shards = &single;
         o->n_shards = 1;
         CKPT_CHECK(read_shards(o, err));
@@ -570,7 +508,7 @@ static ckpt_status open_weights(opening *o, ckpt_err *err)
         goto done;
     }
     CKPT_CHECK(list_shards(o, err));
-    if (o->n_shards == 0 && listed(o->names, o->n_names, SHARDED_DIR)) {
+    if (o->n_shards == 0 && ckpt_hf_listed(o->names, o->n_names, SHARDED_DIR)) {
         o->prefix = SHARDED_DIR;
         if ((o->dir = ckpt_path_join(arena, o->dir, SHARDED_DIR)) == NULL)
             return no_memory(err);
@@ -579,8 +517,8 @@ static ckpt_status open_weights(opening *o, ckpt_err *err)
     }
     if (o->n_shards == 0)
         return ckpt_fail(err, CKPT_E_FORMAT, "no *" SUFFIX " file in the directory");
-    CKPT_CHECK(check_numbering(o, "model-", err));
-    CKPT_CHECK(check_numbering(o, CKPT_ST_OPTIMIZER_STEM, err));
+    CKPT_CHECK(check_numbering(o, "model", err));
+    CKPT_CHECK(check_numbering(o, "optimizer", err));
     status = read_shards(o, err);
 done:
     o->shards = NULL;
@@ -602,7 +540,7 @@ static ckpt_status open_dir(opening *o, ckpt_err *err)
     bool named = o->index != NULL;
     ckpt_status status;
     CKPT_CHECK(ckpt_list_dir(o->dir, &o->src->arena, &o->names, &o->n_names, err));
-    o->states = listed(o->names, o->n_names, CKPT_ST_OPTIMIZER_INDEX) && has_weights(o) &&
+    o->states = ckpt_hf_listed(o->names, o->n_names, CKPT_ST_OPTIMIZER_INDEX) && has_weights(o) &&
                 (!named || strcmp(o->index, CKPT_ST_OPTIMIZER_INDEX) != 0);
     CKPT_CHECK(choose_index(o, err));
     CKPT_CHECK(read_config(o, err));

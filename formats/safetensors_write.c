@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "checked.h"
+#include "hf_files.h"
 #include "le.h"
 #include "st_header.h"
 
@@ -152,45 +153,31 @@ static uint64_t metadata_bound(const writer *w)
     return n;
 }
 
-/* Greedy, in order: a tensor that would overfill the current shard starts a new one; one larger
- * than the limit gets its own, numbered before the current one, which stays open. A shard also
- * closes before its header could outgrow the format's limit. */
 static ckpt_status assign_shards(writer *w, ckpt_err *err)
 {
-    uint64_t limit = w->out->max_shard_bytes == 0 ? UINT64_MAX : w->out->max_shard_bytes;
-    uint64_t size = 0, header = metadata_bound(w);
-    uint32_t closed = 0, open = 0, n_open = 0;
-    uint32_t *number = ckpt_arena_array(&w->sink->arena, w->n + 1, sizeof *number);
-    if (number == NULL)
+    ckpt_arena *arena = &w->sink->arena;
+    uint64_t *bytes = ckpt_arena_array(arena, w->n, sizeof *bytes);
+    uint64_t *entries = ckpt_arena_array(arena, w->n, sizeof *entries);
+    uint32_t *shard = ckpt_arena_array(arena, w->n, sizeof *shard);
+    if (bytes == NULL || entries == NULL || shard == NULL)
         return no_memory(err);
-    /* Shards are first counted as they open (`open`), then renumbered as they closed. */
-    uint32_t current = open++;
     for (size_t i = 0; i < w->n; i++) {
-        item *it = &w->items[i];
-        uint64_t entry = entry_bound(w, it), sum;
-        if (it->bytes > limit) {
-            it->shard = open++;
-            number[it->shard] = closed++;
-            continue;
-        }
-        bool fits = ckpt_add_u64(size, it->bytes, &sum) && sum <= limit;
-        if (n_open > 0 && (!fits || header + entry > CKPT_ST_HEADER_MAX)) {
-            number[current] = closed++;
-            current = open++;
-            size = n_open = 0;
-            header = metadata_bound(w);
-        }
-        it->shard = current;
-        size += it->bytes;
-        header += entry;
-        n_open++;
+        bytes[i] = w->items[i].bytes;
+        entries[i] = entry_bound(w, &w->items[i]);
     }
-    if (n_open > 0 || closed == 0)
-        number[current] = closed++;
-    for (size_t i = 0; i < w->n; i++)
-        w->items[i].shard = number[w->items[i].shard];
-    w->n_shards = closed;
-    return CKPT_OK;
+    ckpt_hf_shards s = {.limit =
+                            w->out->max_shard_bytes == 0 ? UINT64_MAX : w->out->max_shard_bytes,
+                        .header = metadata_bound(w),
+                        .header_max = CKPT_ST_HEADER_MAX,
+                        .bytes = bytes,
+                        .entries = entries,
+                        .n = w->n,
+                        .shard = shard};
+    ckpt_status status = ckpt_hf_assign(&s, err);
+    for (size_t i = 0; status == CKPT_OK && i < w->n; i++)
+        w->items[i].shard = shard[i];
+    w->n_shards = s.n_shards;
+    return status;
 }
 
 static ckpt_status name_shards(writer *w, ckpt_err *err)
@@ -201,10 +188,7 @@ static ckpt_status name_shards(writer *w, ckpt_err *err)
         return no_memory(err);
     for (uint32_t i = 0; i < w->n_shards; i++) {
         w->shard_names[i] =
-            w->n_shards == 1 && !w->optimizer
-                ? "model.safetensors"
-                : ckpt_arena_printf(arena, "%s-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", w->stem,
-                                    i + 1, w->n_shards);
+            ckpt_hf_shard_name(arena, w->stem, ".safetensors", i, w->n_shards, w->optimizer);
         if (w->shard_names[i] == NULL)
             return no_memory(err);
     }
@@ -379,110 +363,36 @@ static ckpt_status plan_text(writer *w, const char *name, ckpt_buf *text, ckpt_e
     return CKPT_OK;
 }
 
-/* json.dumps escapes everything outside ASCII; such bytes occur only inside strings. */
-static void put_ascii(ckpt_buf *b, const ckpt_buf *from)
-{
-    const char *s = (const char *)from->data;
-    for (size_t i = 0; i < from->len;) {
-        size_t len = ckpt_utf8_len(s + i, from->len - i);
-        if (len < 2) {
-            ckpt_buf_putc(b, s[i++]);
-            continue;
-        }
-        char one[5] = {0};
-        ckpt_buf quoted = {0};
-        memcpy(one, s + i, len);
-        ckpt_st_quote(&quoted, one, true);
-        b->failed |= quoted.failed;
-        if (!quoted.failed)
-            ckpt_buf_append(b, quoted.data + 1, quoted.len - 2);
-        ckpt_buf_release(&quoted);
-        i += len;
-    }
-}
-
 static ckpt_status plan_config(writer *w, ckpt_err *err)
 {
-    ckpt_buf raw = {0}, text = {0};
-    if (ckpt_json_print(w->out->config, 2, true, &raw) && !raw.failed)
-        put_ascii(&text, &raw);
-    else
-        text.failed = true;
-    ckpt_buf_release(&raw);
-    ckpt_buf_putc(&text, '\n');
+    ckpt_buf text = {0};
+    ckpt_hf_config_text(&text, w->out->config);
     bool megatron = w->out->config_kind == CKPT_CONFIG_MEGATRON;
-    return plan_text(w, megatron ? CKPT_ST_MEGATRON_ARGS : "config.json", &text, err);
+    return plan_text(w, megatron ? CKPT_HF_MEGATRON_ARGS : "config.json", &text, err);
 }
 
 /* ---- index ---------------------------------------------------------------------------------- */
 
-static int compare_item_names(const void *a, const void *b)
-{
-    return strcmp((*(const item *const *)a)->name, (*(const item *const *)b)->name);
-}
-
-static void put_index_metadata(ckpt_buf *b, const ckpt_json *const *extras, size_t n,
-                               uint64_t parameters, uint64_t bytes)
-{
-    const struct {
-        const char *key;
-        uint64_t value;
-    } totals[] = {
-        {"total_parameters", parameters},
-        {"total_size",       bytes     }
-    };
-    size_t i = 0, t = 0;
-    const char *separator = "\n    ";
-    while (i < n || t < 2) {
-        const char *key = i < n ? ckpt_json_key(extras[i]) : NULL;
-        int order = key == NULL ? 1 : t == 2 ? -1 : strcmp(key, totals[t].key);
-        if (key != NULL && (order == 0 || strcmp(key, "format") == 0)) {
-            i++;
-            continue;
-        }
-        ckpt_buf_puts(b, separator);
-        separator = ",\n    ";
-        if (order < 0) {
-            ckpt_st_quote(b, key, true);
-            ckpt_buf_puts(b, ": ");
-            ckpt_st_quote(b, ckpt_json_string(extras[i++]), true);
-        } else {
-            ckpt_buf_printf(b, "\"%s\": %" PRIu64, totals[t].key, totals[t].value);
-            t++;
-        }
-    }
-}
-
-/* As transformers: json.dumps(index, indent=2, sort_keys=True) and a newline. total_parameters
- * counts the elements of every tensor. */
+/* total_parameters counts the elements of every tensor. */
 static ckpt_status plan_index(writer *w, ckpt_err *err)
 {
     ckpt_buf b = {0};
     const ckpt_json **extras;
     size_t n_extras;
     uint64_t parameters = 0, bytes = 0;
-    const item **order = ckpt_arena_array(&w->sink->arena, w->n, sizeof *order);
-    if (order == NULL)
+    ckpt_hf_weight *weights = ckpt_arena_array(&w->sink->arena, w->n, sizeof *weights);
+    if (weights == NULL)
         return no_memory(err);
     ckpt_status status = sorted_extras(w, &extras, &n_extras, err);
     if (status != CKPT_OK)
         return status;
     for (size_t i = 0; i < w->n; i++) {
-        order[i] = &w->items[i];
+        weights[i] = (ckpt_hf_weight){w->items[i].name, w->shard_names[w->items[i].shard]};
         if (!ckpt_add_u64(bytes, w->items[i].bytes, &bytes) ||
             !ckpt_add_u64(parameters, w->items[i].numel, &parameters))
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "total size exceeds 2^64 bytes");
     }
-    qsort(order, w->n, sizeof *order, compare_item_names);
-    ckpt_buf_puts(&b, "{\n  \"metadata\": {");
-    put_index_metadata(&b, extras, n_extras, parameters, bytes);
-    ckpt_buf_puts(&b, "\n  },\n  \"weight_map\": {");
-    for (size_t i = 0; i < w->n; i++) {
-        ckpt_buf_puts(&b, i == 0 ? "\n    " : ",\n    ");
-        ckpt_st_quote(&b, order[i]->name, true);
-        ckpt_buf_printf(&b, ": \"%s\"", w->shard_names[order[i]->shard]);
-    }
-    ckpt_buf_puts(&b, "\n  }\n}\n");
+    ckpt_hf_index_text(&b, weights, w->n, extras, n_extras, parameters, bytes);
     const char *name = w->optimizer ? CKPT_ST_OPTIMIZER_INDEX : "model.safetensors.index.json";
     return plan_text(w, name, &b, err);
 }

@@ -4,9 +4,6 @@
 
 #include "source.h"
 
-/* Megatron arguments beside safetensors in a Megatron layout; config.json would claim to be Hugging
- * Face's. */
-#define CKPT_ST_MEGATRON_ARGS "megatron_args.json"
 /* Index of the files with optimizer state, and how their names begin. */
 #define CKPT_ST_OPTIMIZER_INDEX "optimizer.safetensors.index.json"
 #define CKPT_ST_OPTIMIZER_STEM "optimizer-"

@@ -48,4 +48,30 @@ void ckpt_zip_tensor_tail(ckpt_buf *out, ckpt_dtype dtype, int rank, const int64
 /* A torch.save item whose data.pkl is the given pickle and which holds no tensors. */
 void ckpt_zip_object(ckpt_buf *out, const uint8_t *pickle, size_t n);
 
+/* ---- parts of a larger archive (torch_write.c) ---------------------------------------------- */
+
+#define CKPT_ZIP_ROOT "archive"
+
+typedef struct ckpt_zip_record {
+    const char *name;      /* full name with root folder */
+    uint64_t size, header; /* payload bytes; offset of the local header in the archive */
+    uint32_t crc;
+} ckpt_zip_record;
+
+/* Local header with padding: the payload starts where it ends. Reads name, size and header. */
+void ckpt_zip_put_local(ckpt_buf *b, const ckpt_zip_record *r);
+/* What follows the payload; nothing after an empty one. */
+void ckpt_zip_put_descriptor(ckpt_buf *b, const ckpt_zip_record *r);
+/* Local header, payload and descriptor of a small record at offset `at` of the archive; fills r. */
+void ckpt_zip_put_record(ckpt_buf *b, uint64_t at, ckpt_zip_record *r, const void *payload,
+                         size_t n);
+void ckpt_zip_put_central(ckpt_buf *b, const ckpt_zip_record *r);
+/* End records of a directory of n entries and `size` bytes that starts at offset `at`. */
+void ckpt_zip_put_end(ckpt_buf *b, uint64_t n, uint64_t size, uint64_t at);
+/* Pickle opcodes of a contiguous tensor that owns the storage data/KEY: torch._utils
+ * _rebuild_tensor_v2, or v3 for dtypes without a typed storage (the persistent id then counts bytes
+ * instead of elements). False: torch cannot hold it (see ckpt_zip_tensor_head). */
+bool ckpt_zip_put_tensor(ckpt_buf *b, ckpt_dtype dtype, int rank, const int64_t *dims,
+                         uint64_t key);
+
 #endif

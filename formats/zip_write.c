@@ -9,6 +9,8 @@
  * central records with true values, zip64 end record, locator, end record */
 #include "zip.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <zlib.h>
 
@@ -18,13 +20,9 @@
 
 #define ALIGN 64
 #define BIG ((uint64_t)UINT32_MAX)
-#define ROOT "archive"
+#define ROOT CKPT_ZIP_ROOT
 
-typedef struct record {
-    const char *name;
-    uint64_t size, header; /* payload bytes; offset of the local header */
-    uint32_t crc;
-} record;
+typedef ckpt_zip_record record;
 
 static void put16(ckpt_buf *b, unsigned v)
 {
@@ -65,7 +63,7 @@ static void put_common(ckpt_buf *b, const record *r)
     put32(b, 0);
 }
 
-static void put_local(ckpt_buf *b, const record *r)
+void ckpt_zip_put_local(ckpt_buf *b, const record *r)
 {
     static const char fill[ALIGN] =
         "ZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZ"
@@ -97,7 +95,7 @@ static void put_local(ckpt_buf *b, const record *r)
     ckpt_buf_append(b, fill, pad);
 }
 
-static void put_descriptor(ckpt_buf *b, const record *r)
+void ckpt_zip_put_descriptor(ckpt_buf *b, const record *r)
 {
     if (r->size == 0)
         return;
@@ -111,7 +109,7 @@ static void put_descriptor(ckpt_buf *b, const record *r)
     }
 }
 
-static void put_central(ckpt_buf *b, const record *r)
+void ckpt_zip_put_central(ckpt_buf *b, const record *r)
 {
     unsigned zip64 = (r->size >= BIG ? 16U : 0) + (r->header >= BIG ? 8U : 0);
     ckpt_buf_append(b, "PK\1\2", 4);
@@ -138,13 +136,9 @@ static void put_central(ckpt_buf *b, const record *r)
         put64(b, r->header);
 }
 
-/* Central directory and end records; `at` is the offset they start at. */
-static void put_directory(ckpt_buf *b, const record *records, size_t n, uint64_t at)
+void ckpt_zip_put_end(ckpt_buf *b, uint64_t n, uint64_t size, uint64_t at)
 {
-    size_t start = b->len;
-    for (size_t i = 0; i < n; i++)
-        put_central(b, &records[i]);
-    uint64_t size = b->len - start;
+    unsigned few = n < UINT16_MAX ? (unsigned)n : UINT16_MAX;
     ckpt_buf_append(b, "PK\6\6", 4);
     put64(b, 44);
     put16(b, 0x031e);
@@ -160,22 +154,30 @@ static void put_directory(ckpt_buf *b, const record *records, size_t n, uint64_t
     put32(b, 1);
     ckpt_buf_append(b, "PK\5\6", 4);
     put32(b, 0);
-    put16(b, (unsigned)n);
-    put16(b, (unsigned)n);
-    put32(b, (uint32_t)size);
+    put16(b, few);
+    put16(b, few);
+    put32(b, clip32(size));
     put32(b, clip32(at));
     put16(b, 0);
 }
 
-/* Local header, payload and descriptor of a small record at b->len - base. */
-static void put_record(ckpt_buf *b, size_t base, record *r, const void *payload, size_t n)
+/* Central directory and end records; `at` is the offset they start at. */
+static void put_directory(ckpt_buf *b, const record *records, size_t n, uint64_t at)
 {
-    r->header = b->len - base;
+    size_t start = b->len;
+    for (size_t i = 0; i < n; i++)
+        ckpt_zip_put_central(b, &records[i]);
+    ckpt_zip_put_end(b, n, b->len - start, at);
+}
+
+void ckpt_zip_put_record(ckpt_buf *b, uint64_t at, record *r, const void *payload, size_t n)
+{
+    r->header = at;
     r->size = n;
     r->crc = (uint32_t)crc32_z(0, payload, n);
-    put_local(b, r);
+    ckpt_zip_put_local(b, r);
     ckpt_buf_append(b, payload, n);
-    put_descriptor(b, r);
+    ckpt_zip_put_descriptor(b, r);
 }
 
 static void put_dims(ckpt_buf *b, int rank, const int64_t *dims)
@@ -198,24 +200,37 @@ static bool strides_of(int rank, const int64_t *dims, int64_t *stride)
     return true;
 }
 
-/* data.pkl: torch._utils._rebuild_tensor_v2, or v3 for dtypes without a typed storage. numel
- * counts elements of the storage class, bytes for UntypedStorage. */
-static void put_tensor_pickle(ckpt_buf *b, const ckpt_dtype_info *info, int rank,
-                              const int64_t *dims, const int64_t *stride, uint64_t bytes)
+bool ckpt_zip_put_tensor(ckpt_buf *b, ckpt_dtype dtype, int rank, const int64_t *dims, uint64_t key)
 {
+    const ckpt_dtype_info *info = ckpt_dtype_get(dtype);
+    int64_t shape[CKPT_MAX_RANK], stride[CKPT_MAX_RANK], numel;
+    uint64_t bytes;
+    char text[24];
+    if (!info->torch || rank < 0 || rank > CKPT_MAX_RANK)
+        return false;
+    for (int i = 0; i < rank; i++)
+        shape[i] = dims[i];
+    /* torch counts pairs of F4 elements along the last axis. */
+    if (info->bits == 4 && (rank == 0 || shape[rank - 1] % 2))
+        return false;
+    if (info->bits == 4)
+        shape[rank - 1] /= 2;
+    if (!ckpt_numel(rank, dims, &numel) || !ckpt_dtype_bytes(dtype, numel, &bytes) ||
+        bytes > INT64_MAX / 2 || !strides_of(rank, shape, stride))
+        return false;
     bool typed = info->storage != NULL;
-    ckpt_pkl_begin(b);
     ckpt_pkl_put_global(b, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     ckpt_buf_puts(b, "((");
     ckpt_pkl_put_str(b, "storage");
     ckpt_pkl_put_global(b, typed ? "torch" : "torch.storage",
                         typed ? info->storage : "UntypedStorage");
-    ckpt_pkl_put_str(b, "0");
+    snprintf(text, sizeof text, "%" PRIu64, key);
+    ckpt_pkl_put_str(b, text);
     ckpt_pkl_put_str(b, "cpu");
     ckpt_pkl_put_int(b, (int64_t)(typed ? bytes / ((uint64_t)info->bits / 8) : bytes));
     ckpt_buf_puts(b, "tQ");
     ckpt_pkl_put_int(b, 0);
-    put_dims(b, rank, dims);
+    put_dims(b, rank, shape);
     put_dims(b, rank, stride);
     ckpt_pkl_put_bool(b, false);
     ckpt_pkl_put_global(b, "collections", "OrderedDict");
@@ -223,38 +238,31 @@ static void put_tensor_pickle(ckpt_buf *b, const ckpt_dtype_info *info, int rank
     if (!typed)
         ckpt_pkl_put_global(b, "torch", info->torch);
     ckpt_buf_puts(b, "tR");
-    ckpt_pkl_end(b);
+    return true;
 }
 
 /* Everything up to the payload; fills records[0..2] for data.pkl, byteorder, data/0. */
 static void put_head(ckpt_buf *b, ckpt_dtype dtype, int rank, const int64_t *dims,
                      record records[4])
 {
-    const ckpt_dtype_info *info = ckpt_dtype_get(dtype);
-    int64_t shape[CKPT_MAX_RANK], stride[CKPT_MAX_RANK], numel;
-    uint64_t bytes;
+    int64_t numel;
+    uint64_t bytes = 0;
     ckpt_buf pickle = {0};
     size_t base = b->len;
-    bool ok = info->torch && rank >= 0 && rank <= CKPT_MAX_RANK;
-    for (int i = 0; ok && i < rank; i++)
-        shape[i] = dims[i];
-    /* torch counts pairs of F4 elements along the last axis. */
-    if (ok && info->bits == 4 && (rank == 0 || shape[rank - 1] % 2))
-        ok = false;
-    else if (ok && info->bits == 4)
-        shape[rank - 1] /= 2;
-    if (!ok || !ckpt_numel(rank, dims, &numel) || !ckpt_dtype_bytes(dtype, numel, &bytes) ||
-        bytes > INT64_MAX / 2 || !strides_of(rank, shape, stride)) {
+    ckpt_pkl_begin(&pickle);
+    if (!ckpt_zip_put_tensor(&pickle, dtype, rank, dims, 0) || !ckpt_numel(rank, dims, &numel) ||
+        !ckpt_dtype_bytes(dtype, numel, &bytes)) {
+        ckpt_buf_release(&pickle);
         b->failed = true;
         return;
     }
-    put_tensor_pickle(&pickle, info, rank, shape, stride, bytes);
+    ckpt_pkl_end(&pickle);
     records[0].name = ROOT "/data.pkl";
-    put_record(b, base, &records[0], pickle.data, pickle.len);
+    ckpt_zip_put_record(b, b->len - base, &records[0], pickle.data, pickle.len);
     records[1].name = ROOT "/byteorder";
-    put_record(b, base, &records[1], "little", 6);
+    ckpt_zip_put_record(b, b->len - base, &records[1], "little", 6);
     records[2] = (record){.name = ROOT "/data/0", .size = bytes, .header = b->len - base};
-    put_local(b, &records[2]);
+    ckpt_zip_put_local(b, &records[2]);
     b->failed |= pickle.failed;
     ckpt_buf_release(&pickle);
 }
@@ -276,14 +284,14 @@ void ckpt_zip_tensor_tail(ckpt_buf *out, ckpt_dtype dtype, int rank, const int64
         size_t start = out->len;
         uint64_t at = head.len + records[2].size;
         records[2].crc = payload_crc;
-        put_descriptor(out, &records[2]);
+        ckpt_zip_put_descriptor(out, &records[2]);
         records[3] = (record){.name = ROOT "/version",
                               .size = 2,
                               .header = at + (out->len - start),
                               .crc = (uint32_t)crc32_z(0, (const uint8_t *)"3\n", 2)};
-        put_local(out, &records[3]);
+        ckpt_zip_put_local(out, &records[3]);
         ckpt_buf_puts(out, "3\n");
-        put_descriptor(out, &records[3]);
+        ckpt_zip_put_descriptor(out, &records[3]);
         put_directory(out, records, 4, at + (out->len - start));
     }
     ckpt_buf_release(&head);
@@ -294,8 +302,8 @@ void ckpt_zip_object(ckpt_buf *out, const uint8_t *pickle, size_t n)
     record records[3] = {
         {.name = ROOT "/data.pkl"}, {.name = ROOT "/byteorder"}, {.name = ROOT "/version"}};
     size_t base = out->len;
-    put_record(out, base, &records[0], pickle, n);
-    put_record(out, base, &records[1], "little", 6);
-    put_record(out, base, &records[2], "3\n", 2);
+    ckpt_zip_put_record(out, out->len - base, &records[0], pickle, n);
+    ckpt_zip_put_record(out, out->len - base, &records[1], "little", 6);
+    ckpt_zip_put_record(out, out->len - base, &records[2], "3\n", 2);
     put_directory(out, records, 3, out->len - base);
 }

@@ -176,7 +176,8 @@ typedef struct ckpt_sink {
                                  them in step reads each part of the source once */
     const char *manifest_dir; /* where ckpt.manifest.json goes, relative; "" = top */
     /* Produce the whole of a literal segment (seg->len bytes). crc: CRC-32 of the payload segment
-     * just before it in the same file, 0 if none. Pure: thread-safe and repeatable. */
+     * just before it in the same file, 0 if none. Repeatable; called for the literals of one file in
+     * file order (a zip directory lists the CRCs that passed by), files independently. */
     void (*literal)(const struct ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
                     uint8_t *out);
     void *self; /* in the arena */

@@ -30,7 +30,7 @@ enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
 #define AT(field) offsetof(convert_opts, field)
 static const ckpt_opt rows[] = {
     {"to",                    CKPT_OPT_CHOICE, AT(to),                    "keep|safetensors|torch_dist|torch|hdf5",
-     "container (default: the source's; torch and hdf5 are not built yet)",                                                                                        0, 0    },
+     "container (default: the source's; hdf5 is not built yet)",                                                                                                   0, 0    },
     {"layout",                CKPT_OPT_CHOICE, AT(layout),                "keep|hf|megatron|fla",
      "names and fusing of tensors (default keep)",                                                                                                                 0, 0    },
     {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",                                      "tensor-parallel size of a torch_dist output", 1, 65536},
@@ -47,8 +47,8 @@ static const ckpt_opt rows[] = {
     {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "keep|bf16|f16|f32",
      "cast floating tensors, except those that training keeps in f32",                                                                                             0, 0    },
     {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                     "cast those as well",                          0, 0    },
-    {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",
-     "largest safetensors file (default 5GB)",                                                                                                                     0, 0    },
+    {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",                                   "largest weight file (default 5GB)",           0,
+     0                                                                                                                                                                     },
     {"optimizer",             CKPT_OPT_CHOICE, AT(optimizer),             "keep|drop",
      "optimizer state: taken along with its parameters (default), or left out",                                                                                    0, 0    },
     {"include",               CKPT_OPT_LIST,   AT(include),               "GLOB",
@@ -112,21 +112,40 @@ static bool ends_with(const char *s, const char *suffix)
     return n >= m && strcmp(s + n - m, suffix) == 0;
 }
 
+/* Names of single files, and the container that writes them. */
+static const struct {
+    const char *suffix, *container;
+} file_names[] = {
+    {".safetensors", "safetensors"},
+    {".pt",          "torch"      },
+    {".pth",         "torch"      },
+    {".bin",         "torch"      },
+};
+
+/* The container whose single files are named like DST, or NULL. */
+static const char *container_of_name(const char *dst)
+{
+    for (size_t i = 0; i < sizeof file_names / sizeof file_names[0]; i++)
+        if (ends_with(dst, file_names[i].suffix))
+            return file_names[i].container;
+    return NULL;
+}
+
 static ckpt_status check_options(const conversion *c, ckpt_err *err)
 {
     const convert_opts *o = c->o;
-    if (o->to == TO_TORCH || o->to == TO_HDF5)
+    if (o->to == TO_HDF5)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--to %s: not built yet", to_names[o->to]);
     if (o->resume)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--resume: not built yet");
     for (size_t i = 0; i < o->rename.n; i++)
         if (strchr(o->rename.items[i], '=') == NULL)
             return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", o->rename.items[i]);
-    if (o->to == TO_TORCH_DIST && ends_with(c->dst_path, ".safetensors"))
+    const char *named = container_of_name(c->dst_path);
+    if (named != NULL && o->to != TO_DEFAULT && strcmp(named, to_names[o->to]) != 0)
         return ckpt_fail(err, CKPT_E_USAGE,
-                         "%s: --to torch_dist writes a directory, and the name is that of a "
-                         "safetensors file",
-                         c->dst_path);
+                         "%s: --to %s writes a directory, and the name is that of a %s file",
+                         c->dst_path, to_names[o->to], named);
     return ckpt_convert_target(c->dst_path, o->force, err);
 }
 
@@ -198,21 +217,21 @@ done:
 
 static ckpt_status choose_container(conversion *c, ckpt_err *err)
 {
+    const char *named = container_of_name(c->dst_path);
     c->container = c->src.container;
     if (c->o->to != TO_DEFAULT)
         c->container = ckpt_container_find(to_names[c->o->to]);
-    else if (ends_with(c->dst_path, ".safetensors"))
-        c->container = ckpt_container_find("safetensors");
+    else if (named != NULL)
+        c->container = ckpt_container_find(named);
     if (c->container == NULL || c->container->layout == NULL)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "%s: container %s is not written by this version; choose --to safetensors "
-                         "or torch_dist",
-                         c->dst_path,
-                         c->container != NULL ? c->container->name : to_names[c->o->to]);
+        return ckpt_fail(
+            err, CKPT_E_UNSUPPORTED,
+            "%s: container %s is not written by this version; choose --to safetensors, "
+            "torch_dist or torch",
+            c->dst_path, c->container != NULL ? c->container->name : to_names[c->o->to]);
     c->plan_opts.container = c->container;
     c->plan_opts.sharded = strcmp(c->container->name, "torch_dist") == 0;
-    c->plan_opts.single_file =
-        strcmp(c->container->name, "safetensors") == 0 && ends_with(c->dst_path, ".safetensors");
+    c->plan_opts.single_file = named != NULL && strcmp(c->container->name, named) == 0;
     c->plan_opts.max_shard_bytes = c->plan_opts.single_file ? 0 : c->o->max_shard;
     return CKPT_OK;
 }
@@ -733,8 +752,9 @@ const ckpt_command ckpt_cmd_convert = {
     .writes = true,
     .defaults = defaults,
     .run = run,
-    .notes =
-        "DST ending in .safetensors is one file, with its manifest at DST.ckpt.manifest.json;\n"
-        "otherwise DST is a directory. Mesh sizes that are not given are 1; if none is given, a\n"
-        "Megatron checkpoint that stays one keeps its own.\n",
+    .notes = "DST ending in .safetensors, or in .pt, .pth or .bin (torch), is one file with its "
+             "manifest\n"
+             "at DST.ckpt.manifest.json; otherwise DST is a directory. Mesh sizes that are not "
+             "given are\n"
+             "1; if none is given, a Megatron checkpoint that stays one keeps its own.\n",
 };

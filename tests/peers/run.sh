@@ -151,6 +151,27 @@ t dcp_loads_hf_names dcp_plain
 t dcp_loads_general_checkpoint dcp_general
 t dcp_back_to_safetensors dcp_back
 
+# ---- torch.save -----------------------------------------------------------------------------------
+
+torch_every_dtype() {
+    py torch_equal.py --make "$work/every.safetensors"
+    convert "$work/every.safetensors" "$work/every.pt"
+    py torch_equal.py "$work/every.pt" "$work/every.safetensors"
+    convert "$work/every.pt" "$work/every2.safetensors"
+    py st_equal.py "$work/every2.safetensors" "$work/every.safetensors"
+    convert "$work/every.safetensors" "$work/every.dir" --to torch --max-shard-size 500
+    py torch_equal.py "$work/every.dir" "$work/every.safetensors"
+}
+torch_hf_directory() { # ARGS...
+    rm -rf "$work/hf.bin"
+    convert "$hf" "$work/hf.bin" --to torch "$@"
+    py torch_equal.py "$work/hf.bin" "$hf"
+    py hf_logits.py "$work/hf.bin" "$hf.reference.safetensors"
+}
+t torch_loads_every_dtype torch_every_dtype
+t torch_loads_pytorch_model_bin torch_hf_directory
+t torch_loads_pytorch_model_shards torch_hf_directory --max-shard-size 200KB
+
 # ---- FLA ----------------------------------------------------------------------------------------
 
 fla_roundtrip() {
