@@ -156,11 +156,11 @@ END_TEST
 static void schema_name(const char *canon, char out[128])
 {
     const char *open = strchr(canon, '{');
-    if (strncmp(canon, "blocks.{", 8) != 0) {
+    if (open == NULL || (strncmp(canon, "blocks.{", 8) != 0 && strncmp(canon, "mtp.{", 5) != 0)) {
         snprintf(out, 128, "%s", canon);
         return;
     }
-    snprintf(out, 128, "blocks.{b}%s", strchr(open, '}') + 1);
+    snprintf(out, 128, "%.*s{b}%s", (int)(open - canon), canon, strchr(open, '}') + 1);
 }
 
 START_TEST(schema_names_are_unique_and_each_is_stored_somewhere)
@@ -225,7 +225,15 @@ START_TEST(views_have_the_shape_of_the_schema)
         {"E",  3 },
         {"FE", 5 },
         {"FS", 6 },
-        {"GM", 2 }
+        {"GM", 2 },
+        {"G",  2 },
+        {"D",  4 },
+        {"GK", 2 },
+        {"GV", 6 },
+        {"U",  3 },
+        {"GA", 5 },
+        {"GB", 7 },
+        {"GW", 4 },
     };
     ckpt_symtab syms = {0};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)

@@ -236,28 +236,33 @@ static ckpt_status choose_container(conversion *c, ckpt_err *err)
     return CKPT_OK;
 }
 
-/* Several layouts of one group may serve a family: the first that can express this model. */
+/* Several layouts of one group may serve a family: the one that an earlier configuration of the
+ * group belongs to, else the first that can express this model. */
 static const ckpt_layout *first_fitting(const conversion *c, const char *group)
 {
-    const ckpt_layout *first = NULL;
+    const ckpt_layout *first = NULL, *fits = NULL;
     const ckpt_json *foreign = ckpt_foreign_config(c->has_old ? &c->old : NULL, group);
     for (size_t i = 0; ckpt_layouts[i] != NULL; i++) {
         const ckpt_layout *l = ckpt_layouts[i];
         ckpt_json *config = NULL;
         if (strcmp(l->group, group) != 0 || strcmp(l->family, c->model.layout->family) != 0)
             continue;
-        if (first == NULL)
+        bool claimed = foreign != NULL && l->claims != NULL && l->claims(foreign) > 0;
+        if (first == NULL || claimed)
             first = l;
-        if (l->config_write == NULL)
-            return l;
+        if (fits != NULL && !claimed)
+            continue;
         ckpt_status status =
-            l->config_write(c->model.config, foreign, &c->plan_opts.mesh, &config, NULL);
-        if (status == CKPT_OK) {
-            ckpt_json_free(config);
+            l->config_write == NULL
+                ? CKPT_OK
+                : l->config_write(c->model.config, foreign, &c->plan_opts.mesh, &config, NULL);
+        ckpt_json_free(config);
+        if (status == CKPT_OK && claimed)
             return l;
-        }
+        if (status == CKPT_OK)
+            fits = l;
     }
-    return first;
+    return fits != NULL ? fits : first;
 }
 
 static ckpt_status choose_layout(conversion *c, ckpt_err *err)

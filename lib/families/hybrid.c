@@ -10,6 +10,7 @@
  * are cut), head (one entry or group of entries a head, cut by heads), copy (replicated). */
 #include "hybrid.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define KEEP CKPT_SCHEMA_KEEP_F32
@@ -135,16 +136,28 @@ const ckpt_schema_row ckpt_hybrid_schema[CKPT_HYBRID_SCHEMA_LEN] = {
 };
 /* clang-format on */
 
-ckpt_status ckpt_hybrid_layers(const char *dialect, const char *pattern, int64_t *layers,
-                               ckpt_err *err)
+/* "'K' or '+'" */
+static void name_letters(const char *letters, char *out, size_t cap)
+{
+    size_t n = 0;
+    out[0] = '\0';
+    for (const char *p = letters; *p != '\0' && n + 9 < cap; p++)
+        n += (size_t)snprintf(out + n, cap - n, "%s'%c'", p == letters ? "" : " or ", *p);
+}
+
+ckpt_status ckpt_hybrid_layers(const char *dialect, const char *pattern, const char *mixers,
+                               const char *mlps, int64_t *layers, ckpt_err *err)
 {
     size_t n = strlen(pattern);
     for (size_t i = 0; i < n; i++) {
-        bool mixer = i % 2 == 0;
-        if (!strchr(mixer ? "K+" : "-E", pattern[i]))
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                             "pattern: block %zu is '%c', but layer %zu of %s has %s here", i,
-                             pattern[i], i / 2, dialect, mixer ? "'K' or '+'" : "'-' or 'E'");
+        char known[80];
+        const char *letters = i % 2 == 0 ? mixers : mlps;
+        if (strchr(letters, pattern[i]) != NULL)
+            continue;
+        name_letters(letters, known, sizeof known);
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "pattern: block %zu is '%c', but layer %zu of %s has %s here", i,
+                         pattern[i], i / 2, dialect, known);
     }
     if (n == 0 || n % 2 != 0)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,

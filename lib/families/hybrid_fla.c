@@ -182,11 +182,7 @@ static ckpt_status write_rest(const ckpt_field_write *w, ckpt_err *err)
     int64_t value_dim = ckpt_canon_int(w->canon, "kda_value_dim"), layers;
     if (pattern == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "pattern is not known");
-    CKPT_CHECK(ckpt_hybrid_layers(NAME, pattern, &layers, err));
-    if (strpbrk(pattern, "+E") != NULL)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "pattern: block %zu is '%c', but " NAME " has only 'K' and '-'",
-                         strcspn(pattern, "+E"), *strpbrk(pattern, "+E"));
+    CKPT_CHECK(ckpt_hybrid_layers(NAME, pattern, "K", "-", &layers, err));
     if (ckpt_field_changed(w, "pattern"))
         CKPT_CHECK(ckpt_field_put(w->out, "num_hidden_layers", ckpt_json_new_int(layers), err));
     if (ckpt_field_changed(w, "kda_key_dim,kda_value_dim") && key_dim > 0)

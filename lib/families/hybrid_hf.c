@@ -6,11 +6,9 @@
  * unit axes. KDA ranks have no field of their own: both factors have the width
  * linear_attn_config.head_dim, so any other rank cannot be said. MLA never rotates, whatever
  * mla_use_nope says: the model code has no rotary path. */
-#include "hybrid.h"
+#include "hf_common.h"
 
 #include <string.h>
-
-#include "checked.h"
 
 #define NAME "hf:kimi_linear"
 #define LISTS "linear_attn_config"
@@ -176,40 +174,14 @@ static ckpt_status read_list(const ckpt_json *stored, const char *path, char let
     return CKPT_OK;
 }
 
-/* layer_types and mlp_layer_types: names per layer; letters for the two names. Fills empty entries
- * and must agree with filled ones. */
-static ckpt_status read_types(const ckpt_json *stored, const char *path, const char *const names[2],
-                              const char letters[2], char *kinds, int64_t layers, bool *seen,
-                              ckpt_err *err)
-{
-    const ckpt_json *list = ckpt_json_get(stored, path);
-    int64_t i = 0;
-    if (list == NULL || ckpt_json_is_null(list))
-        return CKPT_OK;
-    if (!ckpt_json_is_array(list) || ckpt_json_size(list) != layers)
-        return ckpt_fail(err, CKPT_E_FORMAT, "field '%s': %d entries, expected a list of %lld",
-                         path, ckpt_json_size(list), (long long)layers);
-    *seen = true;
-    for (const ckpt_json *c = ckpt_json_child(list); c != NULL; c = ckpt_json_next(c), i++) {
-        const char *s = ckpt_json_string(c);
-        int which = s == NULL                  ? -1
-                    : strcmp(s, names[0]) == 0 ? 0
-                    : strcmp(s, names[1]) == 0 ? 1
-                                               : -1;
-        if (which < 0)
-            return ckpt_fail(err, CKPT_E_FORMAT, "field '%s': layer %lld is neither %s nor %s",
-                             path, (long long)i + 1, names[0], names[1]);
-        if (kinds[i] != '\0' && kinds[i] != letters[which])
-            return ckpt_fail(err, CKPT_E_FORMAT,
-                             "field '%s': layer %lld is %s, which contradicts the layer lists",
-                             path, (long long)i + 1, s);
-        kinds[i] = letters[which];
-    }
-    return CKPT_OK;
-}
-
-static const char *const mixer_types[2] = {"linear_attention", "full_attention"};
-static const char *const mlp_types[2] = {"dense", "sparse"};
+static const ckpt_hf_types mixer_types = {
+    "layer_types", {"linear_attention", "full_attention"},
+     {'K',                '+'             }
+};
+static const ckpt_hf_types mlp_types = {
+    "mlp_layer_types", {"dense", "sparse"},
+     {'-',     'E'     }
+};
 
 static ckpt_status read_mixers(const ckpt_json *stored, char *mixers, int64_t layers, ckpt_err *err)
 {
@@ -223,7 +195,7 @@ static ckpt_status read_mixers(const ckpt_json *stored, char *mixers, int64_t la
                              "field '" LISTS "': layer %lld is in neither kda_layers nor "
                              "full_attn_layers",
                              (long long)i + 1);
-    CKPT_CHECK(read_types(stored, "layer_types", mixer_types, "K+", mixers, layers, &types, err));
+    CKPT_CHECK(ckpt_hf_types_read(stored, &mixer_types, mixers, layers, &types, err));
     if (!lists && !types)
         return ckpt_fail(err, CKPT_E_FORMAT, "field '" LISTS ".kda_layers' is missing");
 done:
@@ -246,7 +218,7 @@ static ckpt_status read_mlps(const ckpt_json *stored, char *mlps, int64_t layers
         mlps[i] = '-';
     for (int64_t i = 0; experts != 0 && first != NULL && i < layers; i++)
         mlps[i] = i < dense ? '-' : 'E';
-    CKPT_CHECK(read_types(stored, "mlp_layer_types", mlp_types, "-E", mlps, layers, &types, err));
+    CKPT_CHECK(ckpt_hf_types_read(stored, &mlp_types, mlps, layers, &types, err));
     for (int64_t i = 0; i < layers; i++)
         if (mlps[i] == '\0')
             mlps[i] = i < dense ? '-' : 'E';
@@ -294,69 +266,30 @@ static ckpt_json *layer_list(const char *pattern, int64_t layers, char letter)
     return list;
 }
 
-static ckpt_json *type_list(const char *pattern, int64_t layers, int offset, char first,
-                            const char *const names[2])
-{
-    ckpt_json *list = ckpt_json_new_array();
-    for (int64_t i = 0; list != NULL && i < layers; i++) {
-        const char *name = names[pattern[2 * i + offset] == first ? 0 : 1];
-        if (!ckpt_json_push(list, ckpt_json_new_string(name))) {
-            ckpt_json_free(list);
-            list = NULL;
-        }
-    }
-    return list;
-}
-
 static ckpt_status write_pattern(const ckpt_field_write *w, ckpt_err *err)
 {
     ckpt_status status;
     const char *pattern = ckpt_json_string(ckpt_json_get(w->canon, "pattern"));
-    int64_t layers, dense = 0;
+    int64_t layers;
     if (pattern == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "pattern is not known");
-    CKPT_CHECK(ckpt_hybrid_layers(NAME, pattern, &layers, err));
+    CKPT_CHECK(ckpt_hybrid_layers(NAME, pattern, "K+", "-E", &layers, err));
     if (!ckpt_field_changed(w, "pattern"))
         return CKPT_OK;
-    while (dense < layers && pattern[2 * dense + 1] == '-')
-        dense++;
-    for (int64_t i = dense; i < layers; i++)
-        if (pattern[2 * i + 1] == '-')
-            return ckpt_fail(
-                err, CKPT_E_UNSUPPORTED,
-                "field 'first_k_dense_replace' cannot say a dense layer %lld after MoE "
-                "layer %lld (layers count from 1)",
-                (long long)i + 1, (long long)dense + 1);
+    CKPT_CHECK(ckpt_hf_dense_first_write(w, layers, err));
     CKPT_CHECK(ckpt_field_put(w->out, "num_hidden_layers", ckpt_json_new_int(layers), err));
-    CKPT_CHECK(ckpt_field_put(w->out, "first_k_dense_replace", ckpt_json_new_int(dense), err));
     CKPT_CHECK(ckpt_field_put(w->out, LISTS ".kda_layers", layer_list(pattern, layers, 'K'), err));
     CKPT_CHECK(
         ckpt_field_put(w->out, LISTS ".full_attn_layers", layer_list(pattern, layers, '+'), err));
-    if (ckpt_json_is_array(ckpt_json_get(w->out, "layer_types")))
-        CKPT_CHECK(ckpt_field_put(w->out, "layer_types",
-                                  type_list(pattern, layers, 0, 'K', mixer_types), err));
-    if (ckpt_json_is_array(ckpt_json_get(w->out, "mlp_layer_types")))
-        CKPT_CHECK(ckpt_field_put(w->out, "mlp_layer_types",
-                                  type_list(pattern, layers, 1, '-', mlp_types), err));
+    CKPT_CHECK(ckpt_hf_types_write(w, &mixer_types, 0, layers, err));
+    CKPT_CHECK(ckpt_hf_types_write(w, &mlp_types, 1, layers, err));
 done:
     return status;
 }
 
 /* ---- derived fields -------------------------------------------------------------------------- */
 
-static ckpt_status read_shared(const ckpt_json *stored, ckpt_json *canon, ckpt_err *err)
-{
-    int64_t count, width = ckpt_canon_int(canon, "expert_ffn_size");
-    ckpt_status status;
-    CKPT_CHECK(ckpt_field_size(stored, "num_shared_experts|n_shared_experts", true, &count, err));
-    if (count == 0 || width == 0)
-        return CKPT_OK;
-    if (!ckpt_mul_i64(count, width, &width))
-        return ckpt_fail(err, CKPT_E_FORMAT, "field 'num_shared_experts' is too large");
-    status = ckpt_field_put(canon, "shared_ffn_size", ckpt_json_new_int(width), err);
-done:
-    return status;
-}
+#define SHARED "num_shared_experts|n_shared_experts"
 
 static ckpt_status read_groups(const ckpt_json *stored, ckpt_json *canon, ckpt_err *err)
 {
@@ -387,17 +320,10 @@ done:
 static ckpt_status read_rest(const ckpt_json *stored, ckpt_json *canon, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    int64_t groups = 0, heads = ckpt_canon_int(canon, "heads");
-    if (ckpt_field_applies(canon, "+")) {
-        CKPT_CHECK(ckpt_field_size(stored, "num_key_value_heads", false, &groups, err));
-        if (groups != 0 && heads != 0 && groups != heads)
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                             "field 'num_key_value_heads': found %lld, MLA has as many as "
-                             "num_attention_heads %lld",
-                             (long long)groups, (long long)heads);
-    }
+    if (ckpt_field_applies(canon, "+"))
+        CKPT_CHECK(ckpt_hf_mla_read(stored, canon, err));
     if (ckpt_field_applies(canon, "E")) {
-        CKPT_CHECK(read_shared(stored, canon, err));
+        CKPT_CHECK(ckpt_hf_shared_read(stored, SHARED, 0, canon, err));
         CKPT_CHECK(read_groups(stored, canon, err));
     }
 done:
@@ -407,21 +333,9 @@ done:
 static ckpt_status write_moe(const ckpt_field_write *w, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    int64_t shared = ckpt_canon_int(w->canon, "shared_ffn_size");
-    int64_t width = ckpt_canon_int(w->canon, "expert_ffn_size");
     int64_t groups = ckpt_canon_int(w->canon, "router_groups");
     int64_t limit = ckpt_canon_int(w->canon, "router_group_topk");
-    if (ckpt_canon_bool(w->canon, "shared_gate"))
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         NAME " has no gate on shared experts (shared_gate)");
-    if (width == 0 || shared % width != 0)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "field 'num_shared_experts' cannot say a shared width of %lld: it is no "
-                         "multiple of moe_intermediate_size %lld",
-                         (long long)shared, (long long)width);
-    if (ckpt_field_changed(w, "shared_ffn_size,expert_ffn_size"))
-        CKPT_CHECK(
-            ckpt_field_put(w->out, "num_shared_experts", ckpt_json_new_int(shared / width), err));
+    CKPT_CHECK(ckpt_hf_shared_write(w, NAME, SHARED, err));
     if (ckpt_field_changed(w, "router_groups,router_group_topk")) {
         CKPT_CHECK(ckpt_field_put(w->out, "num_expert_group",
                                   ckpt_json_new_int(groups > 1 ? groups : 1), err));
@@ -439,26 +353,11 @@ static ckpt_status write_rest(const ckpt_field_write *w, ckpt_err *err)
     CKPT_CHECK(write_pattern(w, err));
     if (ckpt_json_get(w->canon, "mla_gate") != NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, NAME " has no MLA output gate (mla_gate)");
-    if (ckpt_field_applies(w->canon, "+")) {
-        int64_t heads = ckpt_canon_int(w->canon, "heads");
-        int64_t dq =
-            ckpt_canon_int(w->canon, "qk_nope_dim") + ckpt_canon_int(w->canon, "qk_rope_dim");
-        if (ckpt_field_changed(w, "heads"))
-            CKPT_CHECK(
-                ckpt_field_put(w->out, "num_key_value_heads", ckpt_json_new_int(heads), err));
-        if (ckpt_json_get(w->out, "qk_head_dim") != NULL &&
-            ckpt_field_changed(w, "qk_nope_dim,qk_rope_dim"))
-            CKPT_CHECK(ckpt_field_put(w->out, "qk_head_dim", ckpt_json_new_int(dq), err));
-    }
+    if (ckpt_field_applies(w->canon, "+"))
+        CKPT_CHECK(ckpt_hf_mla_write(w, err));
     if (ckpt_field_applies(w->canon, "E"))
         CKPT_CHECK(write_moe(w, err));
-    if (w->foreign != NULL)
-        return CKPT_OK;
-    CKPT_CHECK(ckpt_field_put_text(w->out, "architectures", "[\"KimiLinearForCausalLM\"]", err));
-    /* The class defaults are token numbers of a large vocabulary, which a small one rejects. */
-    CKPT_CHECK(ckpt_field_put_text(w->out, "bos_token_id", "null", err));
-    CKPT_CHECK(ckpt_field_put_text(w->out, "eos_token_id", "null", err));
-    CKPT_CHECK(ckpt_field_put_text(w->out, "pad_token_id", "null", err));
+    CKPT_CHECK(ckpt_hf_finish_write(w, "KimiLinearForCausalLM", err));
 done:
     return status;
 }
@@ -475,16 +374,7 @@ static const ckpt_dialect dialect = {
     .write_rest = write_rest,
 };
 
-static ckpt_status config_read(const ckpt_json *stored, ckpt_json *canon, ckpt_err *err)
-{
-    return ckpt_dialect_read(&dialect, stored, canon, err);
-}
-
-static ckpt_status config_write(const ckpt_json *canon, const ckpt_json *foreign,
-                                const ckpt_mesh *mesh, ckpt_json **out, ckpt_err *err)
-{
-    return ckpt_dialect_write(&dialect, canon, foreign, mesh, out, err);
-}
+CKPT_DIALECT_FUNCTIONS
 
 const ckpt_layout ckpt_layout_hf_kimi_linear = {
     .name = NAME,
