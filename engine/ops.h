@@ -69,7 +69,7 @@ ckpt_status ENG(l2norm_bwd)(ckpt_eng *e, int64_t rows, int64_t n, const real *y,
 ckpt_status ENG(conv)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W, const real *x,
                       const real *w, const real *bias, const real *history, real *y, real *last,
                       ckpt_err *err) CKPT_MUST_USE;
-/* p is recomputed from x. dx written; dw, dbias (or NULL) +=; dhistory or NULL written. */
+/* p is recomputed from x. dx written; dw, dbias (each or NULL) +=; dhistory or NULL written. */
 ckpt_status ENG(conv_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W, const real *x,
                           const real *w, const real *bias, const real *history, const real *dy,
                           real *dx, real *dw, real *dbias, real *dhistory,
