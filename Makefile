@@ -30,7 +30,7 @@ BUILD   ?= build$(if $(SAN),/$(SAN))
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(filter 1,$(V)),,@echo "  $(1)	$(2)")
 
-PKGS      := libcjson libcrypto zlib
+PKGS      := libcjson libcrypto zlib hdf5
 # ISA-L is optional: without it zip checksums run three times slower.
 ISAL      ?= $(shell pkg-config --exists libisal 2>/dev/null && echo 1 || echo 0)
 ifeq ($(ISAL),1)

@@ -15,12 +15,15 @@
 
 #define HEAD_BYTES 1024
 
+// clang-format off
 const ckpt_container *const ckpt_containers[] = {
     &ckpt_safetensors,
     &ckpt_torch_dist,
     &ckpt_torch_save,
+    &ckpt_hdf5,
     NULL,
 };
+// clang-format on
 
 const ckpt_container *ckpt_container_find(const char *name)
 {
@@ -30,7 +33,7 @@ const ckpt_container *ckpt_container_find(const char *name)
     return NULL;
 }
 
-/* "safetensors, torch_dist, torch", of those whose probe result is `level`, or of all if < 0. */
+/* "safetensors, torch_dist, torch, hdf5", of those whose probe result is `level`, or of all if < 0. */
 static void list_names(ckpt_buf *out, const int *levels, int level, const char *separator)
 {
     bool first = true;

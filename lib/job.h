@@ -72,6 +72,19 @@ uint64_t ckpt_leaf_group_bytes(const ckpt_leaf_list *list, size_t group);
 /* Gather and hash one group. */
 ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
                              size_t group, ckpt_err *err) CKPT_MUST_USE;
+/* Leaves of all results of a plan and, where a cast changes them, of their originals, in the order
+ * in which the target is written. hashes and originals: n_results each. */
+ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_arena *arena,
+                              ckpt_tensor_hash *hashes, ckpt_tensor_hash *originals,
+                              ckpt_err *err) CKPT_MUST_USE;
+/* Tensor digests and both roots of out, once the leaves are hashed. Overwrites originals. */
+ckpt_status ckpt_finish_results(const ckpt_plan *plan, ckpt_sha256 *sha,
+                                ckpt_tensor_hash *originals, ckpt_convert_result *out,
+                                ckpt_err *err) CKPT_MUST_USE;
+/* ckpt_stream_convert for a sink that has calls instead of segments; path: the file to create. */
+ckpt_status ckpt_stream_serial(ckpt_plan *plan, const char *path, const ckpt_stream_opts *opts,
+                               ckpt_arena *arena, ckpt_convert_result *out,
+                               ckpt_err *err) CKPT_MUST_USE;
 /* Root over n tensors in name order. */
 ckpt_status ckpt_finish_root(const ckpt_tensor_hash *hashes, const char *const *names, size_t n,
                              uint8_t root[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;

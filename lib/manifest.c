@@ -412,6 +412,10 @@ ckpt_status ckpt_manifest_load(const ckpt_source *src, ckpt_manifest *out, bool 
         status = no_memory(err);
     else if (*found)
         status = ckpt_manifest_read(path, out, err);
+    else if ((*found = src->manifest != NULL))
+        CKPT_TRY(ckpt_manifest_parse(src->manifest, src->manifest_len, out, err),
+                 "%s: manifest inside", src->path);
+done:
     ckpt_arena_free(&scratch);
     return status;
 }
@@ -646,7 +650,7 @@ ckpt_status ckpt_manifest_of_model(ckpt_manifest *m, const ckpt_model *model,
         m->tensors[i] = (ckpt_manifest_tensor){t->name, t->dtype, t->rank, t->dims, tensors[i]};
     }
     m->n_tensors = model->n_tensors;
-    for (size_t i = 0; i < src->n_files; i++)
+    for (size_t i = 0; i < ckpt_source_n_real(src); i++)
         if (ckpt_name_is_safe(src->files[i].name, true))
             put_file(m, src->files[i].name, &files[i]);
     CKPT_CHECK(describe(m, model->layout, model->config, err));

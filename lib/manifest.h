@@ -56,7 +56,8 @@ ckpt_status ckpt_manifest_parse(const char *text, size_t n, ckpt_manifest *out,
 /* Read the manifest file at `path`. */
 ckpt_status ckpt_manifest_read(const char *path, ckpt_manifest *out, ckpt_err *err) CKPT_MUST_USE;
 /* Find and read the manifest that belongs to an opened source: root/ckpt.manifest.json, or for a
- * single file PATH.ckpt.manifest.json. *found false when there is none. */
+ * single file PATH.ckpt.manifest.json, else the one the container holds itself. *found false when
+ * there is none. */
 ckpt_status ckpt_manifest_load(const ckpt_source *src, ckpt_manifest *out, bool *found,
                                ckpt_err *err) CKPT_MUST_USE;
 /* Sorts files and tensors by name. */

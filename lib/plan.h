@@ -75,6 +75,7 @@ typedef struct ckpt_convert_opts {
     int64_t f_rank, g_rank; /* > 0: requested rank (equal: no-op; else unsupported), 0: keep */
     uint64_t max_shard_bytes;
     bool single_file;
+    int deflate;                     /* see ckpt_out */
     const ckpt_json *foreign_config; /* an earlier configuration of the target's kind, or NULL */
     /* Called when plan->config and plan->out.objects are settled, before files are laid out: may
      * replace objects (a rewritten common state). NULL = nothing. */

@@ -77,6 +77,12 @@ typedef struct ckpt_source {
     int64_t iteration; /* -1 unknown */
     const char **warnings;
     size_t n_warnings;
+    /* The last n_virtual of files are none: read_at makes their bytes (decoded chunks of a file in
+     * front of them, whose name they bear). */
+    size_t n_virtual;
+    uint64_t cache_bytes; /* room for what read_at decodes; 0: the container's choice */
+    const char *manifest; /* text of a manifest that the container holds itself, or NULL */
+    size_t manifest_len;
     /* Reads n bytes at offset of files[file]. NULL means pread on files[file].fd. */
     ckpt_status (*read_at)(struct ckpt_source *src, uint32_t file, void *buf, size_t n,
                            uint64_t offset, ckpt_err *err);
@@ -88,6 +94,12 @@ typedef struct ckpt_open_opts {
     int64_t iteration;     /* -1: the newest complete one */
     const char *container; /* force a container by name, or NULL */
 } ckpt_open_opts;
+
+/* Files of the source that exist. */
+static inline size_t ckpt_source_n_real(const ckpt_source *src)
+{
+    return src->n_files - src->n_virtual;
+}
 
 /* What a probe may look at. */
 typedef struct ckpt_probe {
@@ -142,6 +154,7 @@ typedef struct ckpt_out {
     ckpt_config_kind config_kind; /* MEGATRON: write a torch_dist directory with common state */
     const ckpt_json *metadata;    /* safetensors __metadata__ extras (strings), may be NULL */
     int64_t iteration;            /* -1: "release" */
+    int deflate;                  /* compression level 1-9 where the container can; 0 = none */
     bool single_file;             /* destination is a file, not a directory */
 } ckpt_out;
 
@@ -168,8 +181,11 @@ typedef struct ckpt_out_file {
     bool is_data; /* holds chunks or objects */
 } ckpt_out_file;
 
+struct ckpt_serial;
+
 typedef struct ckpt_sink {
     ckpt_arena arena;
+    const struct ckpt_serial *serial; /* the one file is made by calls, and has no segments */
     ckpt_out_file *files;
     size_t n_files;
     bool together;            /* data files advance through the tensors side by side: converting
@@ -183,10 +199,46 @@ typedef struct ckpt_sink {
     void *self; /* in the arena */
 } ckpt_sink;
 
+/* Containers whose files are made by a library: nobody knows offsets or even sizes before. The one
+ * output file then consists of parts, in put order; a part is a contiguous range of one tensor's
+ * row-major bytes, and the parts of a tensor follow each other and cover it. */
+typedef struct ckpt_part {
+    uint32_t tensor; /* of ckpt_out, each with one chunk */
+    uint64_t lo;     /* byte in the tensor */
+    size_t len;
+} ckpt_part;
+
+/* A part as it will be put. */
+typedef struct ckpt_encoded {
+    const uint8_t *data;
+    size_t len;
+    uint32_t mask; /* the container's own */
+} ckpt_encoded;
+
+typedef struct ckpt_serial {
+    /* Pure, thread-safe. */
+    uint64_t (*n_parts)(const ckpt_sink *sink);
+    void (*part)(const ckpt_sink *sink, uint64_t index, ckpt_part *out);
+    /* Largest part, and room that encode needs for it. */
+    void (*sizes)(const ckpt_sink *sink, size_t *part, size_t *room);
+    /* Compress and checksum the part's bytes `raw`; out points into raw or room. Thread-safe. */
+    ckpt_status (*encode)(const ckpt_sink *sink, uint64_t index, const uint8_t *raw, uint8_t *room,
+                          ckpt_encoded *out, ckpt_err *err);
+    /* From here on one call at a time: create the file; put the parts in order; finish, with the
+     * SHA-256 of every tensor's bytes (n_tensors * 32), or give up. */
+    ckpt_status (*open)(ckpt_sink *sink, const char *path, ckpt_err *err);
+    ckpt_status (*put)(ckpt_sink *sink, uint64_t index, const ckpt_encoded *part, ckpt_err *err);
+    ckpt_status (*finish)(ckpt_sink *sink, const uint8_t *sha256, ckpt_err *err);
+    void (*give_up)(ckpt_sink *sink);
+    /* Add the manifest to the finished file. */
+    ckpt_status (*seal)(ckpt_sink *sink, const char *path, const char *root, const char *manifest,
+                        size_t n, ckpt_err *err);
+} ckpt_serial;
+
 /* ---- the table ------------------------------------------------------------------------------ */
 
 typedef struct ckpt_container {
-    const char *name; /* "safetensors", "torch_dist", "torch" */
+    const char *name; /* "safetensors", "torch_dist", "torch", "hdf5" */
     const char *what; /* one line for help */
     /* 0 no, 1 possible, 2 certain. */
     int (*probe)(const ckpt_probe *probe);
@@ -197,7 +249,7 @@ typedef struct ckpt_container {
 } ckpt_container;
 
 /* registry.c */
-extern const ckpt_container ckpt_safetensors, ckpt_torch_dist, ckpt_torch_save;
+extern const ckpt_container ckpt_safetensors, ckpt_torch_dist, ckpt_torch_save, ckpt_hdf5;
 extern const ckpt_container *const ckpt_containers[]; /* NULL-terminated */
 const ckpt_container *ckpt_container_find(const char *name);
 /* Probe, open, sort and validate. opts may be NULL. On error everything is released. Errors:

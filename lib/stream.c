@@ -170,16 +170,16 @@ ckpt_status ckpt_stream_files(const ckpt_model *model, bool whole, const ckpt_st
                               ckpt_arena *arena, ckpt_file_hash *out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    size_t n = model->src->n_files;
+    size_t n = model->src->n_files, real = ckpt_source_n_real(model->src);
     (void)arena;
     files_job f = {
         .model = model, .whole = whole, .out = out, .covered = calloc(n + 1, sizeof *f.covered)};
-    ckpt_job j = {.run = file_item, .self = &f, .n_items = n};
+    ckpt_job j = {.run = file_item, .self = &f, .n_items = real};
     if (f.covered == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     CKPT_CHECK(cover_files(&f, err));
     CKPT_CHECK(ckpt_job_open(&j, opts, err));
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < real; i++)
         j.total_bytes += model->src->files[i].size;
     CKPT_CHECK(ckpt_job_run(&j));
 done:

@@ -54,13 +54,19 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
                                 ckpt_arena *arena, ckpt_convert_result *out,
                                 ckpt_err *err) CKPT_MUST_USE;
 
+/* Put the manifest into the file at `path` that ckpt_stream_convert made for a sink with calls
+ * (source.h, ckpt_serial), fsync it, and compute its digests; does nothing for other sinks. */
+ckpt_status ckpt_stream_seal(ckpt_plan *plan, const char *path, const char *manifest, size_t n,
+                             ckpt_convert_result *out, ckpt_err *err) CKPT_MUST_USE;
+
 /* Digest every canonical tensor of a model; out has model->n_tensors entries. root may be NULL. */
 ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *opts,
                                ckpt_arena *arena, ckpt_tensor_hash *out,
                                uint8_t root[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;
 
 /* Digest files of a source: `rest` always (bytes outside canonical tensors), `sha256` of everything
- * when `whole`. out has src->n_files entries; files that are not open (fd -1) are opened by path. */
+ * when `whole`. out has src->n_files entries; files that are not open (fd -1) are opened by path,
+ * virtual ones stay zero. */
 ckpt_status ckpt_stream_files(const ckpt_model *model, bool whole, const ckpt_stream_opts *opts,
                               ckpt_arena *arena, ckpt_file_hash *out, ckpt_err *err) CKPT_MUST_USE;
 

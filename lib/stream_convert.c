@@ -498,10 +498,9 @@ static int write_order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static ckpt_status list_leaves(convert_job *c, ckpt_tensor_hash *hashes,
-                               ckpt_tensor_hash *originals, ckpt_err *err)
+ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_arena *arena,
+                              ckpt_tensor_hash *hashes, ckpt_tensor_hash *originals, ckpt_err *err)
 {
-    ckpt_plan *plan = c->plan;
     ckpt_status status = CKPT_OK;
     const ckpt_result_tensor **order = malloc((plan->n_results + 1) * sizeof *order);
     if (order == NULL)
@@ -511,11 +510,10 @@ static ckpt_status list_leaves(convert_job *c, ckpt_tensor_hash *hashes,
     qsort(order, plan->n_results, sizeof *order, write_order);
     for (size_t i = 0; i < plan->n_results; i++) {
         size_t at = (size_t)(order[i] - plan->results);
-        CKPT_CHECK(
-            ckpt_add_leaves(&c->leaves, &plan->results[at].gather, c->arena, &hashes[at], err));
+        CKPT_CHECK(ckpt_add_leaves(leaves, &plan->results[at].gather, arena, &hashes[at], err));
         if (plan->results[at].original.n_copies > 0)
-            CKPT_CHECK(ckpt_add_leaves(&c->leaves, &plan->results[at].original, c->arena,
-                                       &originals[at], err));
+            CKPT_CHECK(
+                ckpt_add_leaves(leaves, &plan->results[at].original, arena, &originals[at], err));
     }
 done:
     free(order);
@@ -527,10 +525,10 @@ done:
 /* Tensor digests, the root of what was written, and the root of what it was made from: of the whole
  * source model as it was. When tensors were left out or folded their digests are not known, and
  * there is no source root: the root of a part would pass for that of the whole. */
-static ckpt_status finish_tensors(convert_job *c, ckpt_sha256 *sha, ckpt_tensor_hash *originals,
-                                  ckpt_convert_result *out, ckpt_err *err)
+ckpt_status ckpt_finish_results(const ckpt_plan *plan, ckpt_sha256 *sha,
+                                ckpt_tensor_hash *originals, ckpt_convert_result *out,
+                                ckpt_err *err)
 {
-    ckpt_plan *plan = c->plan;
     ckpt_status status = CKPT_OK;
     const char **names = malloc((plan->n_results + 1) * sizeof *names);
     if (names == NULL)
@@ -574,6 +572,8 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
     bool waves = false;
     convert_job c = {.plan = plan, .arena = arena, .dir = dir};
     ckpt_job j = {.run = convert_item, .give_up = wake_all, .self = &c};
+    if (plan->sink.serial != NULL)
+        return ckpt_stream_serial(plan, dir, opts, arena, out, err);
     *out = (ckpt_convert_result){0};
     ckpt_tensor_hash *originals = calloc(plan->n_results + 1, sizeof *originals);
     out->tensors = ckpt_arena_array(arena, plan->n_results, sizeof *out->tensors);
@@ -582,7 +582,7 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
         goto done;
     }
-    CKPT_CHECK(list_leaves(&c, out->tensors, originals, err));
+    CKPT_CHECK(ckpt_list_results(plan, &c.leaves, arena, out->tensors, originals, err));
     CKPT_CHECK(open_files(&c, err));
     CKPT_CHECK(make_lanes(&c, &waves, err));
     j.piece = waves ? WAVE_MAX : CKPT_PIECE_MAX;
@@ -598,7 +598,7 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
         ckpt_sha256_stream_final(&c.files[f].rest, out->files[f].rest);
         out->files[f].size = plan->sink.files[f].size;
     }
-    CKPT_CHECK(finish_tensors(&c, &j.workers[0].sha, originals, out, err));
+    CKPT_CHECK(ckpt_finish_results(plan, &j.workers[0].sha, originals, out, err));
     out->bytes = plan->total_bytes;
     out->buffer_bytes = j.arena_bytes;
 done:

@@ -15,7 +15,7 @@ typedef struct convert_opts {
     int64_t tp, pp, ep, etp, cp, iteration, f_rank, g_rank;
     uint64_t max_shard;
     ckpt_strings include, exclude, rename;
-    const char *map;
+    const char *map, *compress;
     bool dtype_force, dry_run, force, resume, verify, approximate, allow_unknown,
         allow_unknown_objects;
 } convert_opts;
@@ -30,7 +30,7 @@ enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
 #define AT(field) offsetof(convert_opts, field)
 static const ckpt_opt rows[] = {
     {"to",                    CKPT_OPT_CHOICE, AT(to),                    "keep|safetensors|torch_dist|torch|hdf5",
-     "container (default: the source's; hdf5 is not built yet)",                                                                                                   0, 0    },
+     "container (default: by DST's ending, else the source's)",                                                                                                    0, 0    },
     {"layout",                CKPT_OPT_CHOICE, AT(layout),                "keep|hf|megatron|fla",
      "names and fusing of tensors (default keep)",                                                                                                                 0, 0    },
     {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",                                      "tensor-parallel size of a torch_dist output", 1, 65536},
@@ -49,6 +49,8 @@ static const ckpt_opt rows[] = {
     {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                     "cast those as well",                          0, 0    },
     {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",                                   "largest weight file (default 5GB)",           0,
      0                                                                                                                                                                     },
+    {"compress",              CKPT_OPT_STRING, AT(compress),              "none|shuffle-deflate[:1-9]",
+     "of an hdf5 output (default none; level 4 if not given)",                                                                                                     0, 0    },
     {"optimizer",             CKPT_OPT_CHOICE, AT(optimizer),             "keep|drop",
      "optimizer state: taken along with its parameters (default), or left out",                                                                                    0, 0    },
     {"include",               CKPT_OPT_LIST,   AT(include),               "GLOB",
@@ -106,46 +108,21 @@ static const char *plural(size_t n)
 
 /* ---- source ---------------------------------------------------------------------------------- */
 
-static bool ends_with(const char *s, const char *suffix)
-{
-    size_t n = strlen(s), m = strlen(suffix);
-    return n >= m && strcmp(s + n - m, suffix) == 0;
-}
-
-/* Names of single files, and the container that writes them. */
-static const struct {
-    const char *suffix, *container;
-} file_names[] = {
-    {".safetensors", "safetensors"},
-    {".pt",          "torch"      },
-    {".pth",         "torch"      },
-    {".bin",         "torch"      },
-};
-
-/* The container whose single files are named like DST, or NULL. */
-static const char *container_of_name(const char *dst)
-{
-    for (size_t i = 0; i < sizeof file_names / sizeof file_names[0]; i++)
-        if (ends_with(dst, file_names[i].suffix))
-            return file_names[i].container;
-    return NULL;
-}
-
 static ckpt_status check_options(const conversion *c, ckpt_err *err)
 {
     const convert_opts *o = c->o;
-    if (o->to == TO_HDF5)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--to %s: not built yet", to_names[o->to]);
     if (o->resume)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--resume: not built yet");
     for (size_t i = 0; i < o->rename.n; i++)
         if (strchr(o->rename.items[i], '=') == NULL)
             return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", o->rename.items[i]);
-    const char *named = container_of_name(c->dst_path);
+    const char *named = ckpt_convert_named(c->dst_path);
     if (named != NULL && o->to != TO_DEFAULT && strcmp(named, to_names[o->to]) != 0)
-        return ckpt_fail(err, CKPT_E_USAGE,
-                         "%s: --to %s writes a directory, and the name is that of a %s file",
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: --to %s, and the name is that of a %s file",
                          c->dst_path, to_names[o->to], named);
+    if (o->to == TO_HDF5 && ckpt_is_dir(c->dst_path))
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "%s: --to hdf5 writes one file, and this is a directory", c->dst_path);
     return ckpt_convert_target(c->dst_path, o->force, err);
 }
 
@@ -217,7 +194,7 @@ done:
 
 static ckpt_status choose_container(conversion *c, ckpt_err *err)
 {
-    const char *named = container_of_name(c->dst_path);
+    const char *named = ckpt_convert_named(c->dst_path);
     c->container = c->src.container;
     if (c->o->to != TO_DEFAULT)
         c->container = ckpt_container_find(to_names[c->o->to]);
@@ -227,13 +204,19 @@ static ckpt_status choose_container(conversion *c, ckpt_err *err)
         return ckpt_fail(
             err, CKPT_E_UNSUPPORTED,
             "%s: container %s is not written by this version; choose --to safetensors, "
-            "torch_dist or torch",
+            "torch_dist, torch or hdf5",
             c->dst_path, c->container != NULL ? c->container->name : to_names[c->o->to]);
     c->plan_opts.container = c->container;
     c->plan_opts.sharded = strcmp(c->container->name, "torch_dist") == 0;
-    c->plan_opts.single_file = named != NULL && strcmp(c->container->name, named) == 0;
+    bool is_named = named != NULL && strcmp(c->container->name, named) == 0;
+    bool hdf5 = strcmp(c->container->name, "hdf5") == 0;
+    if (hdf5 && c->o->to == TO_DEFAULT && !is_named)
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "%s: the source is one HDF5 file: choose --to, or a name ending in .h5",
+                         c->dst_path);
+    c->plan_opts.single_file = hdf5 || is_named;
     c->plan_opts.max_shard_bytes = c->plan_opts.single_file ? 0 : c->o->max_shard;
-    return CKPT_OK;
+    return ckpt_convert_compression(c->o->compress, c->container, &c->plan_opts.deflate, err);
 }
 
 /* Several layouts of one group may serve a family: the one that an earlier configuration of the
@@ -469,6 +452,12 @@ static void settle_source_root(conversion *c)
     r->has_source_root = true;
 }
 
+/* A single file whose own manifest and configuration are inside. */
+static bool holds_config(const conversion *c)
+{
+    return c->plan.sink.serial != NULL;
+}
+
 static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
@@ -488,7 +477,8 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     m->mesh = c->plan_opts.mesh;
     m->created = ckpt_manifest_created(&c->src, &m->arena);
     CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->model, from_group,
-                                  c->plan_opts.single_file ? NULL : to_group, err));
+                                  c->plan_opts.single_file && !holds_config(c) ? NULL : to_group,
+                                  err));
 done:
     return status;
 }
@@ -496,13 +486,38 @@ done:
 static ckpt_status write_sidecars(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
-    if (c->plan_opts.single_file)
+    if (c->plan_opts.single_file && !holds_config(c))
         return CKPT_OK;
     CKPT_CHECK(ckpt_sidecars_collect(&c->sidecars, &c->src, c->has_old ? &c->old : NULL, err));
+    if (holds_config(c))
+        return ckpt_sidecars_carry(&c->sidecars, &c->manifest, err);
     CKPT_CHECK(ckpt_sidecars_write(&c->sidecars, &c->commit, &c->plan.sink,
                                    c->plan.out.config_kind == CKPT_CONFIG_MEGATRON, &c->manifest,
                                    err));
 done:
+    return status;
+}
+
+/* A container that holds its manifest itself gets it now, without the digest of its own file, which
+ * only then exists. */
+static ckpt_status seal(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_buf text = {0};
+    ckpt_manifest *m = &c->manifest;
+    size_t n = m->n_files;
+    if (c->plan.sink.serial == NULL)
+        return CKPT_OK;
+    m->n_files = 0;
+    CKPT_CHECK(ckpt_manifest_print(m, &text, err));
+    m->n_files = n;
+    CKPT_CHECK(ckpt_stream_seal(&c->plan, c->commit.temp_path, (const char *)text.data, text.len,
+                                &c->result, err));
+    m->files[0].size = c->result.files[0].size;
+    memcpy(m->files[0].sha256, c->result.files[0].sha256, CKPT_SHA256_LEN);
+    memcpy(m->files[0].rest, c->result.files[0].rest, CKPT_SHA256_LEN);
+done:
+    ckpt_buf_release(&text);
     return status;
 }
 
@@ -517,6 +532,7 @@ static ckpt_status check_written(conversion *c, ckpt_err *err)
                                         c->container, c->commit.temp_path, &c->renamed, err));
         memcpy(c->result.root, c->manifest.root, CKPT_SHA256_LEN);
     }
+    CKPT_CHECK(seal(c, err));
     if (c->o->verify)
         CKPT_CHECK(ckpt_convert_reread(c->tool, &c->manifest, c->container, c->layout,
                                        c->commit.temp_path, c->plan_opts.single_file ? NULL : dir,
@@ -757,9 +773,9 @@ const ckpt_command ckpt_cmd_convert = {
     .writes = true,
     .defaults = defaults,
     .run = run,
-    .notes = "DST ending in .safetensors, or in .pt, .pth or .bin (torch), is one file with its "
-             "manifest\n"
-             "at DST.ckpt.manifest.json; otherwise DST is a directory. Mesh sizes that are not "
-             "given are\n"
-             "1; if none is given, a Megatron checkpoint that stays one keeps its own.\n",
+    .notes =
+        "DST ending in .safetensors, .h5, .hdf5, or in .pt, .pth or .bin (torch), is one file\n"
+        "with its manifest at DST.ckpt.manifest.json (HDF5: also inside); otherwise DST is a\n"
+        "directory. Mesh sizes that are not given are 1; if none is given, a Megatron checkpoint\n"
+        "that stays one keeps its own.\n",
 };

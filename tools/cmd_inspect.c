@@ -274,9 +274,9 @@ static void print_summary(inspection *in)
            ckpt_paint_off(in->tool->color), ckpt_count(arena, in->n_selected));
     if (in->n_selected != in->src.n_tensors)
         printf(" of %s", ckpt_count(arena, in->src.n_tensors));
-    printf(", %s in %zu file%s; %zu object%s\n", ckpt_human(arena, in->bytes), in->src.n_files,
-           ckpt_tool_plural(in->src.n_files), in->src.n_objects,
-           ckpt_tool_plural(in->src.n_objects));
+    size_t files = ckpt_source_n_real(&in->src);
+    printf(", %s in %zu file%s; %zu object%s\n", ckpt_human(arena, in->bytes), files,
+           ckpt_tool_plural(files), in->src.n_objects, ckpt_tool_plural(in->src.n_objects));
     field(in, "parameters", ckpt_count(arena, in->parameters));
 }
 

@@ -248,7 +248,7 @@ static void json_files(verification *v, ckpt_jw *w)
 {
     bool whole = v->o->files || v->o->write;
     ckpt_jw_open(w, "files", '[');
-    for (size_t i = 0; v->files != NULL && i < v->src.n_files; i++) {
+    for (size_t i = 0; v->files != NULL && i < ckpt_source_n_real(&v->src); i++) {
         const ckpt_file_hash *h = &v->files[i];
         int64_t at = ckpt_manifest_find_file(&v->manifest, v->src.files[i].name);
         const ckpt_manifest_file *f = at >= 0 ? &v->manifest.files[at] : NULL;
@@ -333,9 +333,9 @@ static void print_text(verification *v)
                ckpt_tool_plural(v->warnings.n));
         return;
     }
+    size_t files = ckpt_source_n_real(&v->src);
     printf("%sok%s: %zu tensor%s, %zu file%s", ckpt_paint_on(c, CKPT_GREEN), ckpt_paint_off(c),
-           v->src.n_tensors, ckpt_tool_plural(v->src.n_tensors), v->src.n_files,
-           ckpt_tool_plural(v->src.n_files));
+           v->src.n_tensors, ckpt_tool_plural(v->src.n_tensors), files, ckpt_tool_plural(files));
     print_proved(v);
     printf("\n");
 }

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define CACHE_SHARE 4 /* of --memory, for what a source decodes */
+
 /* ---- input ----------------------------------------------------------------------------------- */
 
 void ckpt_tool_frame(ckpt_err *err, const char *path)
@@ -42,6 +44,7 @@ ckpt_status ckpt_tool_open(ckpt_tool *tool, ckpt_source *src, const char *path, 
     status = ckpt_source_open(src, path, &opts, err);
     if (status != CKPT_OK)
         ckpt_tool_frame(err, path);
+    src->cache_bytes = tool->g.memory / CACHE_SHARE;
     return status;
 }
 

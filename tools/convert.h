@@ -66,6 +66,12 @@ ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst,
 /* Refuse what the end of a conversion would refuse: a destination that exists (unless force), or
  * whose parent cannot be written. */
 ckpt_status ckpt_convert_target(const char *dst, bool force, ckpt_err *err) CKPT_MUST_USE;
+/* The container whose single files are named like DST, or NULL. */
+const char *ckpt_convert_named(const char *dst);
+/* --compress: none, or shuffle-deflate with an optional level, which only HDF5 has. text may be
+ * NULL. level: 0 for none. */
+ckpt_status ckpt_convert_compression(const char *text, const ckpt_container *container, int *level,
+                                     ckpt_err *err) CKPT_MUST_USE;
 /* CKPT_E_MISMATCH if the configuration that an opened source stores contradicts its manifest. */
 ckpt_status ckpt_convert_check_config(const ckpt_model *model, const ckpt_manifest *old,
                                       ckpt_err *err) CKPT_MUST_USE;

@@ -9,6 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Of deflate: beyond it weights hardly shrink for the time it takes. */
+#define DEFAULT_LEVEL 4
+
 /* ---- source and destination ------------------------------------------------------------------ */
 
 /* Canonical path of something that may not exist yet: its parent's, plus the last name. */
@@ -105,6 +108,51 @@ ckpt_status ckpt_convert_target(const char *dst, bool force, ckpt_err *err)
         return ckpt_fail_errno(err, ENOTDIR, "%s", parent);
     if (access(parent, W_OK | X_OK) != 0)
         return ckpt_fail_errno(err, errno, "%s", parent);
+    return CKPT_OK;
+}
+
+static bool ends_in(const char *s, const char *suffix)
+{
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && strcmp(s + n - m, suffix) == 0;
+}
+
+/* Names of single files, and the container that writes them. */
+static const struct {
+    const char *suffix, *container;
+} file_names[] = {
+    {".safetensors", "safetensors"},
+    {".pt",          "torch"      },
+    {".pth",         "torch"      },
+    {".h5",          "hdf5"       },
+    {".hdf5",        "hdf5"       },
+    {".bin",         "torch"      },
+};
+
+const char *ckpt_convert_named(const char *dst)
+{
+    for (size_t i = 0; i < sizeof file_names / sizeof file_names[0]; i++)
+        if (ends_in(dst, file_names[i].suffix))
+            return file_names[i].container;
+    return NULL;
+}
+
+ckpt_status ckpt_convert_compression(const char *text, const ckpt_container *container, int *level,
+                                     ckpt_err *err)
+{
+    static const char word[] = "shuffle-deflate";
+    *level = 0;
+    if (text == NULL || strcmp(text, "none") == 0)
+        return CKPT_OK;
+    const char *rest = text + strnlen(text, sizeof word - 1);
+    bool has_level = rest[0] == ':' && rest[1] >= '1' && rest[1] <= '9' && rest[2] == '\0';
+    if (strncmp(text, word, sizeof word - 1) != 0 || (*rest != '\0' && !has_level))
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "--compress '%s' is neither none nor shuffle-deflate[:1-9]", text);
+    if (strcmp(container->name, "hdf5") != 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "--compress: container %s is not compressed",
+                         container->name);
+    *level = has_level ? rest[1] - '0' : DEFAULT_LEVEL;
     return CKPT_OK;
 }
 

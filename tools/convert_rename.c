@@ -102,8 +102,9 @@ static ckpt_status read_digests(ckpt_tool *tool, ckpt_manifest *m, const ckpt_mo
     ckpt_stream_opts opts = ckpt_tool_stream(tool, &bar);
     CKPT_CHECK(ckpt_stream_digest(model, &opts, &tool->arena, out, NULL, err));
     CKPT_CHECK(ckpt_stream_files(model, false, &opts, &tool->arena, files, err));
-    bool single = m->n_files == 1 && src->n_files == 1; /* still under its temporary name */
-    for (size_t f = 0; f < src->n_files; f++)
+    size_t real = ckpt_source_n_real(src);
+    bool single = m->n_files == 1 && real == 1; /* still under its temporary name */
+    for (size_t f = 0; f < real; f++)
         for (size_t k = 0; k < m->n_files; k++)
             if (single || strcmp(m->files[k].name, src->files[f].name) == 0)
                 memcpy(m->files[k].rest, files[f].rest, CKPT_SHA256_LEN);

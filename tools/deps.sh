@@ -24,6 +24,7 @@ pkg-config --exists check    | check
 pkg-config --exists libcjson | libcjson-dev
 pkg-config --exists libcrypto| libssl-dev
 pkg-config --exists zlib     | zlib1g-dev
+pkg-config --exists hdf5     | libhdf5-dev
 pkg-config --exists libisal  | libisal-dev
 pkg-config --exists openblas | libopenblas-dev
 '

@@ -101,7 +101,7 @@ ckpt_status ckpt_sidecars_collect(ckpt_sidecars *list, const ckpt_source *src,
     ckpt_status status = CKPT_OK;
     memset(list, 0, sizeof *list);
     if (ckpt_manifest_single(src))
-        return CKPT_OK;
+        return collect_carried(list, old, err);
     if (src->config_kind == CKPT_CONFIG_MEGATRON) {
         char *dir = ckpt_path_join(&list->arena, src->root, "tokenizer");
         if (dir == NULL)
@@ -210,6 +210,20 @@ ckpt_status ckpt_sidecars_write(const ckpt_sidecars *list, ckpt_commit *commit,
 done:
     ckpt_buf_release(&data);
     ckpt_sha256_release(&sha);
+    return status;
+}
+
+ckpt_status ckpt_sidecars_carry(const ckpt_sidecars *list, ckpt_manifest *m, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_buf data = {0};
+    for (size_t i = 0; i < list->n; i++) {
+        ckpt_buf_clear(&data);
+        CKPT_CHECK(read_item(&list->items[i], &data, err));
+        CKPT_CHECK(carry_text(m, list->items[i].name, &data, err));
+    }
+done:
+    ckpt_buf_release(&data);
     return status;
 }
 

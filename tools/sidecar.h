@@ -27,6 +27,9 @@ ckpt_status ckpt_sidecars_collect(ckpt_sidecars *list, const ckpt_source *src,
 ckpt_status ckpt_sidecars_write(const ckpt_sidecars *list, ckpt_commit *commit,
                                 const ckpt_sink *sink, bool megatron, ckpt_manifest *m,
                                 ckpt_err *err) CKPT_MUST_USE;
+/* All of them into the manifest: for a target that is one file. */
+ckpt_status ckpt_sidecars_carry(const ckpt_sidecars *list, ckpt_manifest *m,
+                                ckpt_err *err) CKPT_MUST_USE;
 void ckpt_sidecars_release(ckpt_sidecars *list);
 
 /* Configuration of `group` carried in a manifest (which may be NULL), or NULL. */

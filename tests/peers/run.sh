@@ -195,5 +195,24 @@ PY
 t fla_through_megatron_is_identical fla_roundtrip
 t fla_same_layout_is_identical fla_same_layout
 
+# ---- HDF5 ---------------------------------------------------------------------------------------
+
+hdf5_written() { # ARGS...: h5py reads every dataset, with checksums and digests
+    rm -f "$work"/w.h5*
+    convert "$hf" "$work/w.h5" "$@"
+    py hdf5_check.py "$work/w.h5" "$hf"
+}
+hdf5_foreign() { # VERSION: every form h5py can write, read equal, and written again
+    rm -f "$work"/f.*
+    py hdf5_make.py "$work/f.h5" "$work/f.safetensors" "$1"
+    "$ckpt" diff --quiet "$work/f.h5" "$work/f.safetensors"
+    convert "$work/f.h5" "$work/f.again.h5" --compress shuffle-deflate
+    py hdf5_check.py "$work/f.again.h5" "$work/f.safetensors"
+}
+t hdf5_plain_loads_in_h5py hdf5_written
+t hdf5_compressed_loads_in_h5py hdf5_written --compress shuffle-deflate:6
+t hdf5_of_h5py_oldest_format hdf5_foreign earliest
+t hdf5_of_h5py_format_1_10 hdf5_foreign v110
+
 echo "peers: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]
