@@ -3,8 +3,8 @@
  *   state_dict_metadata  {fqn: TensorStorageMetadata | BytesStorageMetadata}
  *   storage_data         {MetadataIndex(fqn, offset): _StorageInfo(relative_path, offset, length)}
  * Classes are recognised by name alone, because modules moved between releases and Megatron uses
- * its own subclass. Every field may be absent; planner_data, storage_meta, mcore_data and
- * all_local_plans are not looked at. MetadataIndex.index is a hint and is ignored.
+ * its own subclass. Every field may be absent; planner_data, storage_meta and all_local_plans are not
+ * looked at, and of Megatron's mcore_data only the shapes of flattened tensors (dcp_flat.c). MetadataIndex.index is a hint and is ignored.
  * Source: torch-formats.md section 1. */
 #include "dcp_meta.h"
 
@@ -38,7 +38,8 @@ typedef struct reader {
     index_table entries, names, paths;
     ckpt_pkl *last_path_node; /* memoised paths repeat as one node */
     uint32_t last_path;
-    const char **seen; /* names in metadata order, for duplicate detection */
+    const char **seen;     /* names in metadata order, for duplicate detection */
+    uint32_t *seen_tensor; /* which tensor that is, + 1; 0: an object */
     size_t n_seen;
     ckpt_err *err;
 } reader;
@@ -477,6 +478,7 @@ static ckpt_status parse_named(reader *r, const ckpt_pkl *key_node, const ckpt_p
     if (ckpt_pkl_is_object(node, NULL, "TensorStorageMetadata")) {
         ckpt_dcp_tensor *t = &meta->tensors[meta->n_tensors++];
         t->name = name;
+        r->seen_tensor[r->n_seen - 1] = (uint32_t)meta->n_tensors;
         CKPT_TRY(parse_tensor(r, node, &key, t), "tensor '%s'", name);
     } else if (ckpt_pkl_is_object(node, NULL, "BytesStorageMetadata")) {
         ckpt_dcp_bytes *b = &meta->objects[meta->n_objects++];
@@ -504,12 +506,90 @@ static ckpt_status parse_state(reader *r, const ckpt_pkl *node)
     r->meta->tensors = ckpt_arena_array(r->keep, n + 1, sizeof *r->meta->tensors);
     r->meta->objects = ckpt_arena_array(r->keep, n + 1, sizeof *r->meta->objects);
     r->seen = ckpt_arena_array(r->scratch, n + 1, sizeof *r->seen);
-    if (!r->meta->tensors || !r->meta->objects || !r->seen || !table_init(&r->names, r->scratch, n))
+    r->seen_tensor = ckpt_arena_array(r->scratch, n + 1, sizeof *r->seen_tensor);
+    if (!r->meta->tensors || !r->meta->objects || !r->seen || !r->seen_tensor ||
+        !table_init(&r->names, r->scratch, n))
         return no_memory(r);
     for (size_t i = 0; i < n; i++) {
         ckpt_status status = parse_named(r, pairs[2 * i], pairs[2 * i + 1]);
         if (status != CKPT_OK)
             return status;
+    }
+    return CKPT_OK;
+}
+
+/* ---- mcore_data --------------------------------------------------------------------------- */
+
+/* One {name: {"nd_reformulated_orig_global_shape": Size}}; most tensors have an empty dict. */
+static ckpt_status parse_reformed(reader *r, const ckpt_pkl *key, const ckpt_pkl *node)
+{
+    const ckpt_pkl *shape = ckpt_pkl_get(node, "nd_reformulated_orig_global_shape");
+    const char *name;
+    int64_t *dims = NULL;
+    if (is_none(shape))
+        return CKPT_OK;
+    ckpt_err *err = r->err;
+    ckpt_status status = name_of(r, key, "key", &name);
+    if (status != CKPT_OK)
+        return status;
+    uint32_t *slot = table_find(r, &r->names, hash_name(name), same_name, name);
+    if (!slot)
+        return too_many_collisions(r);
+    /* What is not stored needs no shape. */
+    if (*slot == 0)
+        return CKPT_OK;
+    if (r->seen_tensor[*slot - 1] == 0)
+        return ckpt_fail(r->err, CKPT_E_FORMAT, "'%s' is an object and has a shape", name);
+    ckpt_dcp_tensor *t = &r->meta->tensors[r->seen_tensor[*slot - 1] - 1];
+    CKPT_TRY(size_in(r, r->keep, shape, "nd_reformulated_orig_global_shape", &dims, &t->flat_rank),
+             "tensor '%s'", name);
+    static const int64_t none;
+    t->flat = dims ? dims : &none;
+    CKPT_TRY(ckpt_dcp_flat_check(t, err), "tensor '%s'", name);
+done:
+    return status;
+}
+
+static ckpt_status parse_mcore(reader *r, const ckpt_pkl *node)
+{
+    ckpt_pkl *const *pairs;
+    size_t n;
+    if (is_none(node))
+        return CKPT_OK;
+    if (!ckpt_pkl_pairs(node, &pairs, &n))
+        return ckpt_fail(r->err, CKPT_E_FORMAT, "not a dict");
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i + 1 < n && status == CKPT_OK; i += 2)
+        status = parse_reformed(r, pairs[i], pairs[i + 1]);
+    return status;
+}
+
+/* PyTorch from 2.9 on drops the mcore_data of Megatron-Core 0.13. An optimizer state has the shape of
+ * its parameter, so "optimizer.state.KIND.KEY" with one axis more than KEY, whose blocks and chunks
+ * fit, is a flattened one. */
+static ckpt_status find_shapes(reader *r)
+{
+    static const char prefix[] = "optimizer.state.";
+    for (size_t i = 0; i < r->meta->n_tensors; i++) {
+        ckpt_dcp_tensor *t = &r->meta->tensors[i];
+        const char *key = strncmp(t->name, prefix, sizeof prefix - 1) == 0
+                              ? strchr(t->name + sizeof prefix - 1, '.')
+                              : NULL;
+        if (t->flat || !key || key[1] == '\0')
+            continue;
+        uint32_t *slot = table_find(r, &r->names, hash_name(key + 1), same_name, key + 1);
+        if (!slot)
+            return too_many_collisions(r);
+        if (*slot == 0 || r->seen_tensor[*slot - 1] == 0)
+            continue;
+        const ckpt_dcp_tensor *of = &r->meta->tensors[r->seen_tensor[*slot - 1] - 1];
+        ckpt_dcp_tensor as = *t;
+        as.flat = of->dims;
+        as.flat_rank = of->rank;
+        if (of->flat || of->rank == 0 || ckpt_dcp_flat_check(&as, NULL) != CKPT_OK)
+            continue;
+        *t = as;
+        r->meta->n_shapes_found++;
     }
     return CKPT_OK;
 }
@@ -551,6 +631,8 @@ ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *aren
     }
     CKPT_TRY(parse_storage(&r, ckpt_pkl_get(root, "storage_data")), "storage_data");
     CKPT_CHECK(parse_state(&r, ckpt_pkl_get(root, "state_dict_metadata")));
+    CKPT_TRY(parse_mcore(&r, ckpt_pkl_get(root, "mcore_data")), "mcore_data");
+    CKPT_CHECK(find_shapes(&r));
     CKPT_CHECK(keep_unused_names(&r));
 done:
     ckpt_arena_free(&scratch);

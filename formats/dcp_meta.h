@@ -1,4 +1,4 @@
-/* The tables of a DCP .metadata pickle. Shared by dcp_meta.c and dcp_read.c only. */
+/* The tables of a DCP .metadata pickle. Shared by dcp*.c only. */
 #ifndef CKPT_DCP_META_H
 #define CKPT_DCP_META_H
 
@@ -28,6 +28,9 @@ typedef struct ckpt_dcp_tensor {
     ckpt_dtype dtype;
     bool has_dtype; /* false: properties were not stored, the items decide */
     int rank;
+    /* Flattened by old Megatron-Core: the true shape. dims and pieces stay as stored (dcp_flat.c). */
+    const int64_t *flat; /* NULL: not flattened */
+    int flat_rank;
 } ckpt_dcp_tensor;
 
 typedef struct ckpt_dcp_bytes {
@@ -42,7 +45,8 @@ typedef struct ckpt_dcp_meta {
     size_t n_tensors;
     ckpt_dcp_bytes *objects;
     size_t n_objects;
-    const char **paths; /* distinct relative paths, checked to stay below the directory */
+    size_t n_shapes_found; /* flattened tensors whose shape is that of their parameter */
+    const char **paths;    /* distinct relative paths, checked to stay below the directory */
     size_t n_paths;
     const char
         *unknown_global; /* first global outside the allow-list anywhere in the pickle, or NULL */
@@ -55,5 +59,8 @@ typedef struct ckpt_dcp_meta {
  * CKPT_E_FORMAT naming the tensor, object or path; CKPT_E_UNSUPPORTED an unknown dtype. */
 ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *arena,
                                 ckpt_dcp_meta *meta, ckpt_err *err) CKPT_MUST_USE;
+
+/* That a flattened tensor's original shape and chunks fit the stored shape. */
+ckpt_status ckpt_dcp_flat_check(const ckpt_dcp_tensor *t, ckpt_err *err) CKPT_MUST_USE;
 
 #endif

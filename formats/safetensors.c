@@ -28,7 +28,7 @@
 #define INDEX_SUFFIX ".safetensors.index.json"
 #define SINGLE_NAME "model.safetensors"
 #define SHARDED_DIR "sharded"
-#define SHARDING_INFO "DCP_SHARDING_INFO"
+#define SHARDING_INFO CKPT_ST_SHARDING_INFO
 #define INDEX_MAX ((uint64_t)1 << 30)
 #define CONFIG_MAX ((uint64_t)64 << 20)
 /* Metadata objects larger than this are kept only from the first file. */
@@ -126,92 +126,6 @@ static int probe_safetensors(const ckpt_probe *probe)
 
 /* ---- one file ------------------------------------------------------------------------------- */
 
-/* Read the length and the JSON text into *text (malloc'd, padded). */
-static ckpt_status read_header(ckpt_source *src, uint32_t file, char **text, size_t *n,
-                               ckpt_err *err)
-{
-    uint64_t size = src->files[file].size;
-    uint8_t head[8];
-    if (size < sizeof head)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "file of %" PRIu64 " bytes is too short for the 8-byte header length",
-                         size);
-    ckpt_status status = ckpt_source_read(src, file, head, sizeof head, 0, err);
-    if (status != CKPT_OK)
-        return status;
-    if (memcmp(head, "PK\3\4", 4) == 0)
-        return ckpt_fail(err, CKPT_E_FORMAT, "zip archive (torch.save?), not a safetensors file");
-    uint64_t len = ckpt_get_u64(head);
-    if (len > CKPT_ST_HEADER_MAX)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "header length %" PRIu64 " exceeds the limit of %" PRIu64 " bytes", len,
-                         CKPT_ST_HEADER_MAX);
-    if (len > size - sizeof head)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "header of %" PRIu64 " bytes ends past the end of the file (%" PRIu64
-                         " bytes)",
-                         len, size);
-    *n = (size_t)len;
-    *text = malloc(*n + CKPT_ST_SCAN_PAD);
-    if (*text == NULL)
-        return no_memory(err);
-    memset(*text + *n, 0, CKPT_ST_SCAN_PAD);
-    return ckpt_source_read(src, file, *text, *n, sizeof head, err);
-}
-
-/* Attach saved_offsets of DCP_SHARDING_INFO to the entries of the file just parsed. */
-static ckpt_status apply_sharding(opening *o, uint32_t file, const ckpt_json *info, ckpt_err *err)
-{
-    const ckpt_json *item = ckpt_json_child(info);
-    for (; item != NULL; item = ckpt_json_next(item)) {
-        const char *name = ckpt_json_key(item);
-        uint32_t at = ckpt_st_table_find(&o->table, name);
-        const ckpt_json *offsets = ckpt_json_get(item, "saved_offsets");
-        if (at == CKPT_ST_NONE || o->table.entries[at].file != file)
-            return ckpt_fail(err, CKPT_E_FORMAT, SHARDING_INFO ": no tensor '%.160s' in this file",
-                             name);
-        ckpt_st_entry *e = &o->table.entries[at];
-        if (!ckpt_json_is_array(offsets) || ckpt_json_size(offsets) != e->rank)
-            return ckpt_fail(err, CKPT_E_FORMAT,
-                             SHARDING_INFO ": tensor '%.160s': expected saved_offsets with %d "
-                                           "numbers, found %d",
-                             name, e->rank, ckpt_json_size(offsets));
-        int64_t *lo = ckpt_arena_array(&o->src->arena, (size_t)e->rank, sizeof *lo);
-        if (lo == NULL)
-            return no_memory(err);
-        const ckpt_json *value = ckpt_json_child(offsets);
-        for (int i = 0; i < e->rank; i++, value = ckpt_json_next(value))
-            if (!ckpt_json_int(value, &lo[i]) || lo[i] < 0)
-                return ckpt_fail(err, CKPT_E_FORMAT,
-                                 SHARDING_INFO ": tensor '%.160s': saved_offsets are not "
-                                               "non-negative integers",
-                                 name);
-        e->lo = lo;
-    }
-    return CKPT_OK;
-}
-
-static ckpt_status read_sharding(opening *o, uint32_t file, ckpt_json *metadata, ckpt_err *err)
-{
-    const char *text = ckpt_json_string(ckpt_json_get(metadata, SHARDING_INFO));
-    if (text == NULL)
-        return CKPT_OK;
-    ckpt_json *info = NULL;
-    ckpt_status status;
-    CKPT_TRY(ckpt_json_parse(text, strlen(text), &info, err), SHARDING_INFO);
-    if (!ckpt_json_is_object(info)) {
-        status = ckpt_fail(err, CKPT_E_FORMAT, SHARDING_INFO ": expected an object");
-        goto done;
-    }
-    CKPT_CHECK(apply_sharding(o, file, info, err));
-    /* It describes how this file was cut, not the checkpoint. */
-    ckpt_json_delete(metadata, SHARDING_INFO);
-    ckpt_json_delete(metadata, "DCP_VERSION");
-done:
-    ckpt_json_free(info);
-    return status;
-}
-
 /* Keep keys that the source does not have yet. Takes `metadata`. */
 static ckpt_status merge_metadata(ckpt_source *src, ckpt_json *metadata, ckpt_err *err)
 {
@@ -239,8 +153,6 @@ static ckpt_status merge_metadata(ckpt_source *src, ckpt_json *metadata, ckpt_er
 static ckpt_status read_file(opening *o, const char *name, ckpt_err *err)
 {
     ckpt_source *src = o->src;
-    char *text = NULL;
-    size_t n = 0, first = o->table.n;
     uint32_t file;
     ckpt_json *metadata = NULL;
     ckpt_status status = CKPT_OK;
@@ -250,25 +162,13 @@ static ckpt_status read_file(opening *o, const char *name, ckpt_err *err)
         return no_memory(err);
     CKPT_CHECK(ckpt_source_add_file(src, shown, path, true, &file, err));
     src->files[file].is_data = true;
-    CKPT_TRY(read_header(src, file, &text, &n, err), "%s", path);
-    CKPT_TRY(ckpt_st_header_parse(text, n, file, &src->arena, &o->table, &metadata, err), "%s",
-             path);
-    free(text);
-    text = NULL;
-    uint64_t data = 8 + (uint64_t)n;
-    CKPT_TRY(ckpt_st_header_check(&o->table, first, src->files[file].size - data, err), "%s", path);
-    CKPT_TRY(read_sharding(o, file, metadata, err), "%s", path);
-    for (size_t i = first; i < o->table.n; i++) {
-        o->table.entries[i].begin += data;
-        o->table.entries[i].end += data;
-    }
+    CKPT_TRY(ckpt_st_blob_read(src, file, 0, &o->table, &metadata, err), "%s", path);
     if (metadata != NULL) {
         ckpt_json *taken = metadata;
         metadata = NULL;
         CKPT_CHECK(merge_metadata(src, taken, err));
     }
 done:
-    free(text);
     ckpt_json_free(metadata);
     return status;
 }

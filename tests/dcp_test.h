@@ -256,6 +256,40 @@ static inline void expect_same_tensors(ckpt_source *a, ckpt_source *b)
     }
 }
 
+/* Open a directory over and over with a few bytes of one file changed, and read what opens. */
+static inline void mutate_and_open(const char *dir, const char *name, int rounds, uint64_t seed)
+{
+    ckpt_buf data = {0};
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    get_file(path, &data);
+    uint8_t *copy = malloc(data.len);
+    for (int i = 0; i < rounds; i++) {
+        ckpt_source src;
+        ckpt_err err = {0};
+        memcpy(copy, data.data, data.len);
+        for (uint64_t k = rng(&seed) % 4 + 1; k > 0; k--) {
+            uint8_t *p = &copy[rng(&seed) % data.len];
+            uint64_t how = rng(&seed);
+            *p = how % 3 == 0 ? (uint8_t)(how >> 8) : (uint8_t)(*p ^ (1u << (how >> 8) % 8));
+        }
+        put_file(path, copy, data.len);
+        if (ckpt_source_open(&src, dir, NULL, &err) == CKPT_OK) {
+            for (size_t t = 0; t < src.n_tensors; t++) {
+                size_t n;
+                free(read_tensor(&src, &src.tensors[t], &n));
+            }
+            ckpt_source_close(&src);
+        } else {
+            ck_assert_msg(err.code != CKPT_E_INTERNAL, "%s", err.text);
+            ck_assert_uint_gt(strlen(err.text), 0);
+        }
+    }
+    put_file(path, data.data, data.len);
+    free(copy);
+    ckpt_buf_release(&data);
+}
+
 /* ---- executor ------------------------------------------------------------------------------- */
 
 /* Write every file of a sink below dir. whole[i] is tensor i, row-major; objects are in memory or
@@ -312,6 +346,7 @@ static inline void execute(const ckpt_out *out, const ckpt_sink *sink, const cha
 typedef struct crafted {
     ckpt_buf state, storage; /* key, value, ... without the enclosing dict */
     ckpt_buf data;           /* of __0_0.distcp */
+    ckpt_buf extra;          /* further key, value, ... of Metadata */
 } crafted;
 
 static inline void craft_object(ckpt_buf *b, const char *module, const char *name)
@@ -425,7 +460,9 @@ static inline void craft_write(crafted *c, const char *dir)
     ckpt_pkl_put_str(&b, "storage_data");
     ckpt_buf_puts(&b, "}(");
     ckpt_buf_append(&b, c->storage.data, c->storage.len);
-    ckpt_buf_puts(&b, "uub");
+    ckpt_buf_puts(&b, "u");
+    ckpt_buf_append(&b, c->extra.data, c->extra.len);
+    ckpt_buf_puts(&b, "ub");
     ckpt_pkl_end(&b);
     snprintf(path, sizeof path, "%s/.metadata", dir);
     put_file(path, b.data, b.len);
@@ -435,6 +472,7 @@ static inline void craft_write(crafted *c, const char *dir)
     ckpt_buf_release(&c->state);
     ckpt_buf_release(&c->storage);
     ckpt_buf_release(&c->data);
+    ckpt_buf_release(&c->extra);
 }
 
 #endif

@@ -381,7 +381,7 @@ static const struct {
     [TRAVERSAL] = {"relative_path '../x' is not a plain path",                          CKPT_E_FORMAT     },
     [ABSOLUTE] = {"relative_path '/etc/passwd' is not a plain path",                   CKPT_E_FORMAT     },
     [TRANSFORM] = {"stored with transforms: stream.zstd/1",                             CKPT_E_UNSUPPORTED},
-    [SAFETENSORS] = {"safetensors-serialised DCP items",                                  CKPT_E_UNSUPPORTED},
+    [SAFETENSORS] = {"tensor 't': not in the safetensors blob at byte 0",                 CKPT_E_FORMAT     },
     [PAST_END] = {"offset 5 + length 100000 past end ",                                CKPT_E_FORMAT     },
     [HUGE_AT] = {"past end ",                                                         CKPT_E_FORMAT     },
     [NO_TENSOR] = {"item holds no tensor, expected a plain tensor",                     CKPT_E_FORMAT     },
@@ -412,7 +412,7 @@ static void craft_defect(crafted *c, int which)
     else if (which == NO_TENSOR)
         ckpt_zip_object(&c->data, (const uint8_t *)"\x80\x02N.", 4);
     else if (which == SAFETENSORS)
-        ckpt_buf_append(&c->data, "\x08\0\0\0\0\0\0\0{}      ................", 32);
+        ckpt_buf_append(&c->data, "\x08\0\0\0\0\0\0\0{}      ", 16);
     else if (which >= DTYPE)
         craft_item(c, CKPT_F32, 2, d2, &length);
     int64_t n = (int64_t)c->data.len;
@@ -462,7 +462,7 @@ static void craft_defect(crafted *c, int which)
         craft_one(c, "float32", file, 0, n, "stream.zstd/1");
         break;
     case SAFETENSORS:
-        craft_one(c, "float32", file, 0, 16, NULL);
+        craft_one(c, "float32", file, 0, 16, NULL); /* a blob without the tensor */
         break;
     case PAST_END:
         craft_one(c, "float32", file, 5, 100000, NULL);
@@ -514,39 +514,6 @@ START_TEST(open_truncated_metadata_fails_at_every_length)
     ckpt_buf_release(&data);
 }
 END_TEST
-
-static void mutate_and_open(const char *dir, const char *name, int rounds, uint64_t seed)
-{
-    ckpt_buf data = {0};
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    get_file(path, &data);
-    uint8_t *copy = malloc(data.len);
-    for (int i = 0; i < rounds; i++) {
-        ckpt_source src;
-        ckpt_err err = {0};
-        memcpy(copy, data.data, data.len);
-        for (uint64_t k = rng(&seed) % 4 + 1; k > 0; k--) {
-            uint8_t *p = &copy[rng(&seed) % data.len];
-            uint64_t how = rng(&seed);
-            *p = how % 3 == 0 ? (uint8_t)(how >> 8) : (uint8_t)(*p ^ (1u << (how >> 8) % 8));
-        }
-        put_file(path, copy, data.len);
-        if (ckpt_source_open(&src, dir, NULL, &err) == CKPT_OK) {
-            for (size_t t = 0; t < src.n_tensors; t++) {
-                size_t n;
-                free(read_tensor(&src, &src.tensors[t], &n));
-            }
-            ckpt_source_close(&src);
-        } else {
-            ck_assert_msg(err.code != CKPT_E_INTERNAL, "%s", err.text);
-            ck_assert_uint_gt(strlen(err.text), 0);
-        }
-    }
-    put_file(path, data.data, data.len);
-    free(copy);
-    ckpt_buf_release(&data);
-}
 
 START_TEST(open_mutated_bytes_never_misbehaves)
 {

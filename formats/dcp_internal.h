@@ -1,0 +1,46 @@
+/* Between dcp_read.c (tables), dcp_items.c (what lies behind an entry) and dcp_flat.c. */
+#ifndef CKPT_DCP_INTERNAL_H
+#define CKPT_DCP_INTERNAL_H
+
+#include "dcp_meta.h"
+#include "source.h"
+#include "st_header.h"
+#include "torch_save.h"
+
+/* One item to open: a chunk of a tensor, or an object (piece = CKPT_DCP_OBJECT). */
+#define CKPT_DCP_OBJECT UINT32_MAX
+typedef struct ckpt_dcp_job {
+    uint64_t at;
+    uint32_t file, entry, owner, piece;
+} ckpt_dcp_job;
+
+typedef struct ckpt_dcp_opener {
+    ckpt_source *src;
+    ckpt_dcp_meta meta;
+    uint32_t *file_of_path;
+    ckpt_dcp_job *jobs;
+    size_t n_jobs;
+    bool *endian_known; /* by tensor */
+    /* The safetensors blob read last: the jobs of one blob come one after the other. */
+    ckpt_st_table blob;
+    uint64_t blob_at;
+    uint32_t blob_file;
+    bool has_blob;
+    ckpt_err *err;
+} ckpt_dcp_opener;
+
+/* Boxes that a range of a row-major block of that rank can be made of. */
+#define CKPT_DCP_FLAT_BOXES(rank) ((rank) > 0 ? 2 * (size_t)(rank)-1 : 1)
+/* The boxes of elements [lo, lo + n) of a row-major block, in order; rank values each. n > 0 lies
+ * inside the block, whose extents are positive. lo_out and len_out have room for
+ * CKPT_DCP_FLAT_BOXES(rank) boxes. Returns their number. */
+size_t ckpt_dcp_flat_split(int rank, const int64_t *block, int64_t lo, int64_t n, int64_t *lo_out,
+                           int64_t *len_out);
+/* Add the chunks of a flattened tensor's item. */
+ckpt_status ckpt_dcp_flat_chunks(ckpt_dcp_opener *o, const ckpt_dcp_job *j,
+                                 const ckpt_pt_tensor *item) CKPT_MUST_USE;
+
+/* Open every job's item and add the chunks and object texts. Sorts the jobs. */
+ckpt_status ckpt_dcp_open_items(ckpt_dcp_opener *o) CKPT_MUST_USE;
+
+#endif
