@@ -1,5 +1,6 @@
 #include "derive.h"
 #include "checked.h"
+#include "factor.h"
 #include "gather.h"
 
 #include <stdlib.h>
@@ -52,6 +53,8 @@ ckpt_status ckpt_derived_read(ckpt_source *src, const ckpt_derived *d, void *buf
     size_t row_bytes = (size_t)d->cols * elem, n_a = 0;
     uint8_t *out = buf;
     ckpt_scratch scratch = {.cap = 256 * 1024};
+    if (d->factor != NULL)
+        return ckpt_factor_read(d, buf, n, offset, err);
     if (!ckpt_mul_size((size_t)(d->inner * d->cols), sizeof(double), &n_a))
         return ckpt_fail(err, CKPT_E_NOMEM, "'%s' is too large to fold", d->tensor.name);
     double *a = malloc(n_a + 1), *b = malloc((size_t)d->inner * sizeof *b + 1);

@@ -1,4 +1,5 @@
-/* Tensors that are computed while they are read: the fold of a low-rank pair into a full matrix. */
+/* Tensors that are computed: the fold of a low-rank pair into a full matrix, while it is read, and the
+ * factors of a full matrix (factor.h). */
 #ifndef CKPT_DERIVE_H
 #define CKPT_DERIVE_H
 
@@ -13,6 +14,7 @@ typedef struct ckpt_derived {
     ckpt_chunk chunk;
     ckpt_gather a, b;
     int64_t rows, inner, cols;
+    const struct ckpt_factor *factor; /* one of two factors of that matrix; NULL: a fold */
 } ckpt_derived;
 
 /* Make the fold of canonical tensors b and a (2-D, same castable dtype) in the arena. */

@@ -368,7 +368,8 @@ static ckpt_status build_results(ckpt_planner *p, ckpt_err *err)
                                   .rank = it->canon.rank,
                                   .dims = it->canon.dims,
                                   .out_tensor = it->out,
-                                  .model_tensor = it->model_tensor};
+                                  .model_tensor = it->model_tensor,
+                                  .replaces = it->replaces};
         CKPT_CHECK(ckpt_gather_canon(p->model->src, &it->canon, &plan->arena, &r->gather, err));
         if (it->dtype != it->canon.dtype || it->lossy_shift)
             r->original = r->gather;
@@ -636,6 +637,7 @@ done:
 
 void ckpt_plan_release(ckpt_plan *plan)
 {
+    ckpt_plan_close_factors(plan);
     free(plan->lossy);
     free(plan->dropped);
     free(plan->not_cast);

@@ -72,7 +72,7 @@ typedef struct ckpt_convert_opts {
     bool dtype_force; /* cast the keep-list too */
     bool allow_unknown, allow_unknown_objects, approximate;
     bool fold_f, fold_g;    /* --kda-f-lora-rank none, --kda-gate-lora-rank none */
-    int64_t f_rank, g_rank; /* > 0: requested rank (equal: no-op; else unsupported), 0: keep */
+    int64_t f_rank, g_rank; /* > 0: requested rank (equal: no-op; else an SVD), 0: keep */
     uint64_t max_shard_bytes;
     bool single_file;
     int deflate;                     /* see ckpt_out */
@@ -94,6 +94,7 @@ typedef struct ckpt_result_tensor {
     ckpt_gather original; /* as in the source; n_copies 0 when identical to gather */
     uint32_t out_tensor;  /* index in out.tensors of the tensor that holds it */
     int64_t model_tensor; /* index in the source model, -1 for a derived one */
+    int replaces;         /* tensors of the source model that it stands for */
 } ckpt_result_tensor;
 
 typedef struct ckpt_plan {
@@ -119,8 +120,10 @@ typedef struct ckpt_plan {
     /* Canonical tensors of the source that are not in the result: left out by the user's patterns
      * or with their parameter, and states whose parameter changes by more than an exact transform. */
     size_t n_left_out, n_reset;
-    size_t n_states;       /* optimizer tensors among the results */
-    const char *state_tag; /* their spelling in the target, "optim=FORM"; NULL if none */
+    struct ckpt_factor *factors; /* to be computed by ckpt_factor_run before anything is read */
+    int factor_fd;               /* their values; closed on release if factors is not NULL */
+    size_t n_states;             /* optimizer tensors among the results */
+    const char *state_tag;       /* their spelling in the target, "optim=FORM"; NULL if none */
 } ckpt_plan;
 
 /* Build the whole plan; nothing is created on disk. Errors name the tensor: CKPT_E_UNSUPPORTED

@@ -8,6 +8,7 @@
 typedef struct ckpt_item {
     ckpt_canon canon;     /* source side */
     int64_t model_tensor; /* -1: derived */
+    int replaces;         /* tensors of the model that it stands for */
     const ckpt_row *row;  /* target row, NULL: whole under `stored` */
     const char *stored;   /* target stored name */
     ckpt_map map;         /* box in the target's view */
@@ -65,6 +66,12 @@ ckpt_status ckpt_plan_select(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_plan_ranks(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
 /* Row, stored name, shape and box of every tensor in the target. */
 ckpt_status ckpt_plan_place(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;
+/* plan_factor.c: X becomes X_b . X_a of a rank; X is item `index`, or the product of two. */
+ckpt_status ckpt_plan_split(ckpt_planner *p, size_t index, int64_t rank,
+                            ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_plan_rerank(ckpt_planner *p, size_t low, size_t high, const char *name,
+                             int64_t rank, ckpt_err *err) CKPT_MUST_USE;
+void ckpt_plan_close_factors(ckpt_plan *plan);
 /* plan_optim.c */
 /* The optimizer state of the weights that are still there: exactly as they are, or not at all. */
 ckpt_status ckpt_plan_states(ckpt_planner *p, ckpt_err *err) CKPT_MUST_USE;

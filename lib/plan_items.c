@@ -27,7 +27,7 @@ ckpt_status ckpt_plan_push(ckpt_planner *p, const ckpt_canon *c, int64_t index, 
     if (status != CKPT_OK)
         return status;
     ckpt_item *it = &p->items[p->n_items++];
-    *it = (ckpt_item){.canon = *c, .model_tensor = index, .dtype = c->dtype};
+    *it = (ckpt_item){.canon = *c, .model_tensor = index, .replaces = 1, .dtype = c->dtype};
     if (c->param == NULL)
         it->canon.param = c->name;
     return CKPT_OK;
@@ -80,23 +80,39 @@ static ckpt_item *find_item(ckpt_planner *p, const char *name)
     return NULL;
 }
 
+/* X_b of X_a, item `index`, and the name of their product X. */
+static ckpt_status find_partner(ckpt_planner *p, size_t index, ckpt_item **b, const char **name,
+                                ckpt_err *err)
+{
+    ckpt_arena *arena = &p->plan->arena;
+    const char *a = p->items[index].canon.name;
+    int stem = (int)(strlen(a) - strlen("_a.weight"));
+    const char *b_name = ckpt_arena_printf(arena, "%.*s_b.weight", stem, a);
+    *name = ckpt_arena_printf(arena, "%.*s.weight", stem, a);
+    if (b_name == NULL || *name == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    *b = find_item(p, b_name);
+    if (*b == NULL)
+        return ckpt_fail(err, CKPT_E_FORMAT, "'%s' has no partner '%s'", a, b_name);
+    return CKPT_OK;
+}
+
 /* Replace X_a and X_b of one block by X = X_b . X_a. */
 static ckpt_status fold_one(ckpt_planner *p, size_t index, char which, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     ckpt_arena *arena = &p->plan->arena;
     const ckpt_canon a = p->items[index].canon;
-    int stem = (int)(strlen(a.name) - strlen("_a.weight"));
-    const char *b_name = ckpt_arena_printf(arena, "%.*s_b.weight", stem, a.name);
-    const char *name = ckpt_arena_printf(arena, "%.*s.weight", stem, a.name);
-    const char *bias = ckpt_arena_printf(arena, "%.*s_b.bias", stem, a.name);
-    if (b_name == NULL || name == NULL || bias == NULL)
+    const char *name;
+    ckpt_item *b;
+    CKPT_CHECK(find_partner(p, index, &b, &name, err));
+    const char *bias = ckpt_arena_printf(
+        arena, "%.*s.bias", (int)(strlen(b->canon.name) - strlen(".weight")), b->canon.name);
+    if (bias == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    ckpt_item *b = find_item(p, b_name);
-    if (b == NULL)
-        return ckpt_fail(err, CKPT_E_FORMAT, "'%s' has no partner '%s'", a.name, b_name);
     if (find_item(p, bias) != NULL)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' has a bias and cannot be folded", b_name);
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' has a bias and cannot be folded",
+                         b->canon.name);
     ckpt_derived *d;
     CKPT_TRY(ckpt_derive_fold(p->model, &a, &b->canon, name, arena, &d, err), "'%s'", name);
     ckpt_canon full = {.name = name,
@@ -119,6 +135,7 @@ static ckpt_status fold_one(ckpt_planner *p, size_t index, char which, ckpt_err 
                      "rounded once to %s",
                      name, which, which, (long long)d->inner, ckpt_dtype_get(a.dtype)->name));
     CKPT_CHECK(ckpt_plan_push(p, &full, -1, err));
+    p->items[p->n_items - 1].replaces = 2;
 done:
     return status;
 }
@@ -129,43 +146,62 @@ static bool ends_with(const char *s, const char *tail)
     return n >= m && strcmp(s + n - m, tail) == 0;
 }
 
+/* A low-rank gate whose X_a is item `index`: fold it, or give it another rank. */
+static ckpt_status settle_low(ckpt_planner *p, size_t index, char which, int64_t want,
+                              ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    const ckpt_canon *c = &p->items[index].canon;
+    if (want > 0 && c->dims[0] == want)
+        return CKPT_OK;
+    if (want > 0) {
+        ckpt_item *b;
+        const char *name;
+        CKPT_CHECK(find_partner(p, index, &b, &name, err));
+        status = ckpt_plan_rerank(p, index, (size_t)(b - p->items), name, want, err);
+        goto done;
+    }
+    if (!p->opts->approximate)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "'%s': folding rank %lld to a full matrix is not exact and cannot be "
+                         "undone; --approximate permits it",
+                         c->name, (long long)c->dims[0]);
+    p->folded = true;
+    status = fold_one(p, index, which, err);
+done:
+    return status;
+}
+
 /* One of the two gates: which = 'f' (decay) or 'g' (output). */
 static ckpt_status settle_rank(ckpt_planner *p, char which, bool fold, int64_t want, ckpt_err *err)
 {
     char low_tail[24], full_tail[24];
-    const char *option = which == 'f' ? "--kda-f-lora-rank" : "--kda-gate-lora-rank";
+    const char *key = which == 'f' ? "kda_f_rank" : "kda_gate_rank";
     snprintf(low_tail, sizeof low_tail, ".kda.%c_a.weight", which);
     snprintf(full_tail, sizeof full_tail, ".kda.%c.weight", which);
     if (!fold && want == 0)
         return CKPT_OK;
     size_t n = p->n_items;
+    bool folded = p->folded;
+    p->folded = false;
     for (size_t i = 0; i < n; i++) {
         const ckpt_canon *c = &p->items[i].canon;
+        ckpt_status status = CKPT_OK;
+        if (p->items[i].dropped)
+            continue;
         if (want > 0 && ends_with(c->name, full_tail))
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                             "'%s' is full rank: %s %lld needs a truncated SVD, which is not built "
-                             "yet",
-                             c->name, option, (long long)want);
-        if (p->items[i].dropped || !ends_with(c->name, low_tail))
-            continue;
-        if (want > 0 && c->dims[0] != want)
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                             "'%s' has rank %lld: changing it to %lld is not built yet", c->name,
-                             (long long)c->dims[0], (long long)want);
-        if (want > 0)
-            continue;
-        if (!p->opts->approximate)
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                             "'%s': folding rank %lld to a full matrix is not exact and cannot be "
-                             "undone; --approximate permits it",
-                             c->name, (long long)c->dims[0]);
-        p->folded = true;
-        ckpt_status status = fold_one(p, i, which, err);
+            status = ckpt_plan_split(p, i, want, err);
+        else if (ends_with(c->name, low_tail))
+            status = settle_low(p, i, which, want, err);
         if (status != CKPT_OK)
             return status;
     }
     if (fold)
-        ckpt_json_delete(p->plan->canon_config, which == 'f' ? "kda_f_rank" : "kda_gate_rank");
+        ckpt_json_delete(p->plan->canon_config, key);
+    else if (p->folded && (!ckpt_json_set(p->plan->canon_config, key, ckpt_json_new_int(want)) ||
+                           !ckpt_sym_set(&p->syms, which == 'f' ? "RF" : "RG", want)))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    p->folded |= folded;
     return CKPT_OK;
 }
 

@@ -259,7 +259,7 @@ static const refusal refusals[] = {
     {KIMI,   "megatron", 3, 1, 0, CKPT_E_USAGE,       "is not divisible by TP 3"           },
     {KIMI,   "megatron", 1, 3, 0, CKPT_E_USAGE,       "experts 8 is not divisible by EP 3" },
     {KIMI,   "megatron", 1, 1, 1, CKPT_E_UNSUPPORTED, "--approximate permits it"           },
-    {LEGACY, "megatron", 1, 1, 2, CKPT_E_UNSUPPORTED, "needs a truncated SVD"              },
+    {LEGACY, "megatron", 1, 1, 2, CKPT_E_UNSUPPORTED, "is full rank: cutting it to rank 16"},
     {KIMI,   "megatron", 1, 1, 3, CKPT_E_UNSUPPORTED, "has rank 32"                        },
 };
 

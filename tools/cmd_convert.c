@@ -2,6 +2,7 @@
  * options, paths, headers, plan (or refusal), temporary output, check, manifest, rename. */
 #include "convert.h"
 #include "dcp.h"
+#include "factor.h"
 #include "sidecar.h"
 #include "usermap.h"
 
@@ -39,9 +40,9 @@ static const ckpt_opt rows[] = {
     {"etp",                   CKPT_OPT_INT,    AT(etp),                   "N",                                      "expert tensor-parallel size (default: tp)",   1, 65536},
     {"cp",                    CKPT_OPT_INT,    AT(cp),                    "N",                                      "context-parallel size",                       1, 65536},
     {"kda-f-lora-rank",       CKPT_OPT_RANK,   AT(f_rank),                "R|none",
-     "rank of KDA's decay projection; none folds it (--approximate)",                                                                                              0, 0    },
+     "rank of KDA's decay projection, by SVD; none folds it (both: --approximate)",                                                                                0, 0    },
     {"kda-gate-lora-rank",    CKPT_OPT_RANK,   AT(g_rank),                "R|none",
-     "rank of KDA's output gate; none folds it (--approximate)",                                                                                                   0, 0    },
+     "rank of KDA's output gate, by SVD; none folds it (both: --approximate)",                                                                                     0, 0    },
     {"norms",                 CKPT_OPT_CHOICE, AT(norms),                 "keep|fused|separate",
      "Megatron: norms fused into the following linear layer or separate",                                                                                          0, 0    },
     {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "keep|bf16|f16|f32",
@@ -378,6 +379,27 @@ done:
     return status;
 }
 
+/* What must be computed before it can be reported and written. */
+static ckpt_status compute_factors(conversion *c, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_bar bar;
+    const char *base = ckpt_basename(c->dst_path);
+    size_t n = (size_t)(base - c->dst_path);
+    const char *dir = n == 0 ? "." : ckpt_arena_strndup(&c->tool->arena, c->dst_path, n);
+    if (dir == NULL)
+        return ckpt_tool_no_memory(err);
+    if (c->plan.factors == NULL || c->o->dry_run)
+        return CKPT_OK;
+    ckpt_bar_start(&bar, "factorise", c->tool->progress);
+    ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
+    status = ckpt_factor_run(&c->plan, dir, &opts, err);
+    ckpt_bar_stop(&bar);
+    if (status != CKPT_OK)
+        ckpt_tool_frame(err, c->src_path);
+    return status;
+}
+
 static ckpt_status drop_optimizer_line(conversion *c, ckpt_err *err)
 {
     const char *line =
@@ -427,10 +449,9 @@ static ckpt_status check_source_root(const conversion *c, ckpt_err *err)
 /* Tensors of the source that the result does not hold. */
 static size_t left_out(const conversion *c)
 {
-    enum { FOLDED = 2 }; /* tensors that become one */
     size_t used = 0;
     for (size_t i = 0; i < c->plan.n_results; i++)
-        used += c->plan.results[i].model_tensor >= 0 ? 1 : FOLDED;
+        used += (size_t)c->plan.results[i].replaces;
     size_t of_model = c->model.n_tensors > used ? c->model.n_tensors - used : 0;
     return of_model + c->removed.n + c->report.undecoded;
 }
@@ -717,6 +738,7 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
     CKPT_CHECK(check_options(c, err));
     CKPT_CHECK(open_source(c, err));
     CKPT_CHECK(make_plan(c, err));
+    CKPT_CHECK(compute_factors(c, err));
     CKPT_CHECK(report_plan(c, err));
     if (c->o->dry_run) {
         if (ckpt_tool_text(c->tool))

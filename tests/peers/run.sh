@@ -172,6 +172,20 @@ t torch_loads_every_dtype torch_every_dtype
 t torch_loads_pytorch_model_bin torch_hf_directory
 t torch_loads_pytorch_model_shards torch_hf_directory --max-shard-size 200KB
 
+# ---- ranks --------------------------------------------------------------------------------------
+
+svd_tails() { # RANK
+    "$ckpt" convert fixtures/mcore/legacy_tp2 "$work/svd.$1" --to safetensors --layout megatron \
+        --kda-f-lora-rank "$1" --kda-gate-lora-rank "$1" --approximate --json --quiet \
+        >"$work/svd.$1.json"
+    [ -d "$work/svd.full" ] ||
+        convert fixtures/mcore/legacy_tp2 "$work/svd.full" --to safetensors --layout keep
+    py svd_tail.py "$work/svd.full/model.safetensors" "$work/svd.$1/model.safetensors" \
+        "$work/svd.$1.json" "$1"
+}
+t svd_error_is_numpys_tail_at_rank_1 svd_tails 1
+t svd_error_is_numpys_tail_at_rank_12 svd_tails 12
+
 # ---- FLA ----------------------------------------------------------------------------------------
 
 fla_roundtrip() {
