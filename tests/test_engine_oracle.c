@@ -1,10 +1,15 @@
-/* The f64 engine against the float64 oracle (tests/peers/kda_oracle.py, arrays written by
- * gen_engine_golden.py): recurrences in both forms on every instruction set, whole blocks. */
+/* The engine against the float64 oracle (tests/peers/kda_oracle.py, arrays written by
+ * gen_engine_golden.py): recurrences in both forms on every instruction set, whole blocks. This file is
+ * the f64 suite, and is included by that of f32. */
+#ifndef CKPT_REAL
 #define CKPT_REAL 64
+#define LIMIT 1e-12 /* sums of up to 70 steps; measured below 2e-15 */
+#define SUITE_NAME "engine_oracle"
+#define SUITE suite_engine_oracle
+#endif
 #include "engine_test.h"
 
 #define DATA "tests/data/engine_kda.safetensors"
-#define LIMIT 1e-12 /* f64, sums of up to 70 steps; measured below 2e-14 */
 
 static void open_data(void)
 {
@@ -230,10 +235,10 @@ START_TEST(linattn_matches_the_oracle)
 }
 END_TEST
 
-Suite *suite_engine_oracle(void);
-Suite *suite_engine_oracle(void)
+Suite *SUITE(void);
+Suite *SUITE(void)
 {
-    Suite *s = suite_create("engine_oracle");
+    Suite *s = suite_create(SUITE_NAME);
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, open_data, close_data);

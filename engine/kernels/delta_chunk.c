@@ -208,6 +208,26 @@ void ENGK(state_store)(const ENG(delta_task) * t, const real *state, int64_t Vp,
         memcpy(to + k * t->V, state + k * Vp, sizeof(real) * (size_t)t->V);
 }
 
+/* o = q e^G S + Aqk d. Only the lower triangle is multiplied, so that a NaN stays causal. */
+static void output(const ENG(delta_task) * t, int64_t at, const chunk_work *w, const chunk *c)
+{
+    const int64_t Vp = w->Vp;
+    real *o = w->x + C * Vp;
+    for (int64_t v = 0; v < Vp; v += VL)
+        for (int64_t i = 0; i < C; i++) {
+            const real *att = c->att + i * C;
+            vec x = v_load(o + i * Vp + v), y = {0};
+            for (int64_t j = 0; j < i; j += 2) {
+                x += v_load(c->d + j * Vp + v) * att[j];
+                if (j + 1 < i)
+                    y += v_load(c->d + (j + 1) * Vp + v) * att[j + 1];
+            }
+            v_store(o + i * Vp + v, x + y + v_load(c->d + i * Vp + v) * att[i]);
+        }
+    for (int64_t i = 0; i < C && at + i < t->T; i++)
+        memcpy(t->o + (at + i) * t->ldv, o + i * Vp, sizeof(real) * (size_t)t->V);
+}
+
 void ENGK(delta_chunk)(const ENG(delta_task) * t, real *scratch)
 {
     const int64_t Kp = k_pad(t->K), Vp = k_pad(t->V);
@@ -222,20 +242,7 @@ void ENGK(delta_chunk)(const ENG(delta_task) * t, real *scratch)
             ENGK(state_store)(t, state, Vp, t->saved + at / CKPT_ENG_SEGMENT_LEN * t->K * t->V);
         ENGK(chunk_load)(t, at, &w, &c);
         ENGK(chunk_solve)(&w, &c, state);
-        real *o = w.x + C * Vp; /* q e^G S, to which Aqk d is added */
-        k_matmul(&(k_mm){.m = C,
-                         .n = Vp,
-                         .k = C,
-                         .a = c.att,
-                         .ra = C,
-                         .ca = 1,
-                         .b = c.d,
-                         .ldb = Vp,
-                         .c = o,
-                         .ldc = Vp,
-                         .add = true});
-        for (int64_t i = 0; i < C && at + i < t->T; i++)
-            memcpy(t->o + (at + i) * t->ldv, o + i * Vp, sizeof(real) * (size_t)t->V);
+        output(t, at, &w, &c);
         ENGK(chunk_update)(&w, &c, state, state);
     }
     if (t->state)

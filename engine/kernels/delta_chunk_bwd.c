@@ -65,27 +65,13 @@ static void solve_back(const chunk_work *w, const chunk *c, back *b)
                      .ldb = Vp,
                      .c = b->dd,
                      .ldc = Vp});
-    k_matmul(&(k_mm){.m = C,
-                     .n = Vp,
-                     .k = C,
-                     .a = c->att,
-                     .ra = 1,
-                     .ca = C,
-                     .b = d_o,
-                     .ldb = Vp,
-                     .c = b->dd,
-                     .ldc = Vp,
-                     .add = true});
     for (int64_t v = 0; v < Vp; v += VL)
         for (int64_t i = C - 1; i >= 0; i--) {
-            vec x = v_load(b->dd + i * Vp + v), y = {0};
-            int64_t j = C - 1;
-            for (; j - 1 > i; j -= 2) {
+            vec x = v_load(b->dd + i * Vp + v), y = v_load(d_o + i * Vp + v) * c->att[i * C + i];
+            for (int64_t j = i + 1; j < C; j++) {
+                y += v_load(d_o + j * Vp + v) * c->att[j * C + i];
                 x -= v_load(b->dd + j * Vp + v) * c->low[j * C + i];
-                y -= v_load(b->dd + (j - 1) * Vp + v) * c->low[(j - 1) * C + i];
             }
-            if (j > i)
-                x -= v_load(b->dd + j * Vp + v) * c->low[j * C + i];
             x += y;
             v_store(b->dd + i * Vp + v, x);
             v_store(b->xo + i * Vp + v, -x);
