@@ -87,4 +87,57 @@ typedef struct ENG(mla_params) {
     real *q, *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b, *gate, *o;
 } ENG(mla_params);
 
+typedef struct ENG(rope_tables) {
+    const real *cos,
+        *sin; /* [T, dim/2] of ENG(rope_table); unused on a layer that does not rotate */
+} ENG(rope_tables);
+
+typedef struct ENG(gqa_saved) {
+    real *q_raw, *k_raw; /* before norm and rotation; those arrays themselves without a norm */
+    real *q, *k, *v;     /* [T, N, DK], [T, G, DK], [T, G, DV] */
+    real *rq, *rk;       /* norm statistics [T, N], [T, G] */
+    real *gate;          /* before the sigmoid [T, N, DV] */
+    real *o, *lse;       /* [T, N, DV], [T, N] */
+} ENG(gqa_saved);
+
+ckpt_status ENG(gqa_save)(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T, ENG(gqa_saved) * saved,
+                          ckpt_err *err) CKPT_MUST_USE;
+/* y [T, H] written, or added to when `add`. */
+ckpt_status ENG(gqa)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq *seq,
+                     const ENG(gqa_params) * p, const ENG(rope_tables) * rope, const real *x,
+                     bool add, real *y, const ENG(gqa_saved) * saved, ckpt_err *err) CKPT_MUST_USE;
+/* dx written, or added to when `add`. */
+ckpt_status ENG(gqa_bwd)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq *seq,
+                         const ENG(gqa_params) * p, const ENG(rope_tables) * rope,
+                         const ENG(gqa_saved) * saved, const real *x, const real *dy, bool add,
+                         real *dx, const ENG(gqa_params) * grads, ckpt_err *err) CKPT_MUST_USE;
+
+typedef struct ENG(mla_saved) {
+    real *q_a, *q_an, *rq; /* query latent, normed, statistics; q_an is q_a without a norm */
+    real *kv_a;            /* [T, RK + DR] */
+    real *c, *cn, *rc;     /* key latent [T, RK], normed, statistics */
+    real *q, *k, *v;       /* [T, N, DN + DR] twice, [T, N, DV]; rotated */
+    real *gate;            /* before the sigmoid [T, N] or [T, N, DV] */
+    real *o, *lse;         /* [T, N, DV], [T, N] */
+} ENG(mla_saved);
+
+ckpt_status ENG(mla_save)(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T, ENG(mla_saved) * saved,
+                          ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(mla)(ckpt_eng *e, const ckpt_eng_mla *b, const ckpt_eng_seq *seq,
+                     const ENG(mla_params) * p, const ENG(rope_tables) * rope, const real *x,
+                     bool add, real *y, const ENG(mla_saved) * saved, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(mla_bwd)(ckpt_eng *e, const ckpt_eng_mla *b, const ckpt_eng_seq *seq,
+                         const ENG(mla_params) * p, const ENG(rope_tables) * rope,
+                         const ENG(mla_saved) * saved, const real *x, const real *dy, bool add,
+                         real *dx, const ENG(mla_params) * grads, ckpt_err *err) CKPT_MUST_USE;
+
+/* Decoding in latent space: one new token a sequence attends to its cached latents without expanding
+ * them. cache [N_seq, room, RK + DR]: normed latents, then the rotated shared key; `len` tokens of
+ * each sequence are there, and the new one's entry is written at index len. x [N_seq, H], rope tables
+ * of the new tokens' positions. Equal to the expanded form up to rounding. */
+ckpt_status ENG(mla_decode)(ckpt_eng *e, const ckpt_eng_mla *b, int64_t n_seq, int64_t room,
+                            const int64_t *len, const ENG(mla_params) * p,
+                            const ENG(rope_tables) * rope, const real *x, real *cache, real *y,
+                            ckpt_err *err) CKPT_MUST_USE;
+
 #endif

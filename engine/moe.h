@@ -23,6 +23,36 @@ typedef struct ENG(moe_params) {
     real *shared_gate; /* [1, H] or NULL */
 } ENG(moe_params);
 
+typedef struct ENG(moe_saved) {
+    real *logit, *score; /* [T, E]; score is the sigmoid or softmax */
+    real *lse;           /* [T]: of the logits */
+    int32_t *chosen;     /* [T, top_k] experts, best first */
+    real *weight;        /* [T, top_k], scaled */
+    real *total;         /* [T]: sum of the chosen scores */
+    int64_t *first;      /* [E + 1]: rows of every expert */
+    int32_t
+        *row_of; /* [T, top_k]: row of a token's slot; rows are expert-major, tokens ascending */
+    int32_t *slot_of; /* [T * top_k]: token * top_k + slot of a row */
+    real *x;          /* [T * top_k, H]: inputs by row */
+    real *gate, *up;  /* [T * top_k, FE]: pre-activations by row; gate NULL when not gated */
+    ENG(mlp_saved) shared;
+    real *shared_y; /* [T, H]: shared expert before its gate, when there is one */
+    real *shared_g; /* [T]: that gate before the sigmoid */
+} ENG(moe_saved);
+
+ckpt_status ENG(moe_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe_saved) * saved,
+                          ckpt_err *err) CKPT_MUST_USE;
+/* y [T, H] written, or added to when `add`. aux [2] or NULL: the auxiliary balance loss and the z loss,
+ * coefficients applied. counts [E] or NULL: tokens of every expert. */
+ckpt_status ENG(moe)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
+                     const real *x, bool add, real *y, const ENG(moe_saved) * saved, double *aux,
+                     int64_t *counts, ckpt_err *err) CKPT_MUST_USE;
+/* dx written, or added to when `add`. aux_scale multiplies the gradients of both side losses. */
+ckpt_status ENG(moe_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
+                         const ENG(moe_saved) * saved, const real *x, const real *dy,
+                         double aux_scale, bool add, real *dx, const ENG(moe_params) * grads,
+                         ckpt_err *err) CKPT_MUST_USE;
+
 /* ---- embedding and loss (embed.c, xent.c) --------------------------------------------------- */
 
 /* y [T, H] = table[ids]. Errors: CKPT_E_FORMAT for an id outside [0, V), naming its position. */

@@ -1,0 +1,92 @@
+#include "attn_gate.h"
+
+#include <math.h>
+
+#include "checked.h"
+
+#define ROWS 64 /* an item */
+
+typedef struct gate_job {
+    int64_t T, N, D, per;
+    const real *o, *g, *dy;
+    real *y, *dg; /* y: result, or gradient of o */
+} gate_job;
+
+static real sigmoid(real x)
+{
+#if CKPT_REAL == 32
+    return 1 / (1 + expf(-x));
+#else
+    return 1 / (1 + exp(-x));
+#endif
+}
+
+static void gate_item(void *arg, int64_t item, int worker)
+{
+    const gate_job *j = arg;
+    int64_t rows = j->T * j->N, hi = ckpt_min_i64((item + 1) * ROWS, rows);
+    (void)worker;
+    for (int64_t r = item * ROWS; r < hi; r++)
+        for (int64_t c = 0; c < j->D; c++)
+            j->y[r * j->D + c] =
+                j->o[r * j->D + c] * sigmoid(j->g[r * j->per + (j->per == 1 ? 0 : c)]);
+}
+
+void ENG(gate_heads)(const ckpt_eng *e, int64_t T, int64_t N, int64_t D, int64_t per, const real *o,
+                     const real *g, real *y)
+{
+    ckpt_eng_parallel(e, (T * N + ROWS - 1) / ROWS, gate_item,
+                      &(gate_job){T, N, D, per, o, g, NULL, y, NULL});
+}
+
+static void gate_bwd_item(void *arg, int64_t item, int worker)
+{
+    const gate_job *j = arg;
+    int64_t rows = j->T * j->N, hi = ckpt_min_i64((item + 1) * ROWS, rows);
+    (void)worker;
+    for (int64_t r = item * ROWS; r < hi; r++) {
+        real sum = 0;
+        for (int64_t c = 0; c < j->D; c++) {
+            real s = sigmoid(j->g[r * j->per + (j->per == 1 ? 0 : c)]);
+            real dy = j->dy[r * j->D + c], ds = dy * j->o[r * j->D + c];
+            j->y[r * j->D + c] = dy * s;
+            if (j->per != 1)
+                j->dg[r * j->per + c] = ds * s * (1 - s);
+            sum += ds;
+        }
+        if (j->per == 1) {
+            real s = sigmoid(j->g[r]);
+            j->dg[r] = sum * s * (1 - s);
+        }
+    }
+}
+
+void ENG(gate_heads_bwd)(const ckpt_eng *e, int64_t T, int64_t N, int64_t D, int64_t per,
+                         const real *o, const real *g, const real *dy, real *d_o, real *dg)
+{
+    ckpt_eng_parallel(e, (T * N + ROWS - 1) / ROWS, gate_bwd_item,
+                      &(gate_job){T, N, D, per, o, g, dy, d_o, dg});
+}
+
+typedef struct copy_job {
+    int64_t rows, n, ld_from, ld_to;
+    const real *from;
+    real *to;
+} copy_job;
+
+static void copy_item(void *arg, int64_t item, int worker)
+{
+    const copy_job *j = arg;
+    int64_t hi = ckpt_min_i64((item + 1) * ROWS, j->rows);
+    (void)worker;
+    for (int64_t r = item * ROWS; r < hi; r++)
+        for (int64_t c = 0; c < j->n; c++)
+            j->to[r * j->ld_to + c] = j->from[r * j->ld_from + c];
+}
+
+void ENG(copy_columns)(const ckpt_eng *e, int64_t rows, int64_t n, const real *from,
+                       int64_t ld_from, real *to, int64_t ld_to)
+{
+    ckpt_eng_parallel(e, (rows + ROWS - 1) / ROWS, copy_item,
+                      &(copy_job){rows, n, ld_from, ld_to, from, to});
+}
