@@ -1,0 +1,428 @@
+/* Building a network: parameters from the checkpoint, and pointers of every block to its own. */
+#include "network.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checked.h"
+#include "plan.h"
+
+/* ---- binding --------------------------------------------------------------------------------- */
+
+/* Field of a block's parameters by the rest of its canonical name. */
+typedef struct slot {
+    const char *rest;
+    size_t offset;
+    bool needed;
+} slot;
+
+#define LIN(rest, field, needed)                                                                   \
+    {                                                                                              \
+        rest, offsetof(ENG(linattn_params), field), needed                                         \
+    }
+#define MLA(rest, field, needed)                                                                   \
+    {                                                                                              \
+        rest, offsetof(ENG(mla_params), field), needed                                             \
+    }
+#define GQA(rest, field, needed)                                                                   \
+    {                                                                                              \
+        rest, offsetof(ENG(gqa_params), field), needed                                             \
+    }
+
+static const slot kda_slots[] = {
+    LIN("q.weight", q, true),
+    LIN("k.weight", k, true),
+    LIN("v.weight", v, true),
+    LIN("conv_q.weight", conv_q, true),
+    LIN("conv_k.weight", conv_k, true),
+    LIN("conv_v.weight", conv_v, true),
+    LIN("f.weight", f, false),
+    LIN("f_a.weight", f_a, false),
+    LIN("f_b.weight", f_b, false),
+    LIN("g.weight", z, false),
+    LIN("g_a.weight", z_a, false),
+    LIN("g_b.weight", z_b, false),
+    LIN("g_b.bias", z_bias, false),
+    LIN("beta.weight", erase, true),
+    LIN("A_log", A_log, true),
+    LIN("dt_bias", dt_bias, true),
+    LIN("o_norm.weight", norm, true),
+    LIN("o.weight", out, true),
+    {NULL, 0, false},
+};
+
+static const slot gdn_slots[] = {
+    LIN("q.weight", q, true),
+    LIN("k.weight", k, true),
+    LIN("v.weight", v, true),
+    LIN("conv_q.weight", conv_q, true),
+    LIN("conv_k.weight", conv_k, true),
+    LIN("conv_v.weight", conv_v, true),
+    LIN("z.weight", z, true),
+    LIN("alpha.weight", f, false), /* GDN */
+    LIN("beta.weight", erase, false),
+    LIN("f.weight", f, false), /* GDN2 */
+    LIN("b.weight", erase, false),
+    LIN("w.weight", write, false),
+    LIN("A_log", A_log, true),
+    LIN("dt_bias", dt_bias, true),
+    LIN("o_norm.weight", norm, true),
+    LIN("o.weight", out, true),
+    {NULL, 0, false},
+};
+
+static const slot mla_slots[] = {
+    MLA("q.weight", q, false),
+    MLA("q_a.weight", q_a, false),
+    MLA("q_a_norm.weight", q_a_norm, false),
+    MLA("q_b.weight", q_b, false),
+    MLA("kv_a.weight", kv_a, true),
+    MLA("kv_a_norm.weight", kv_a_norm, false),
+    MLA("kv_b.weight", kv_b, true),
+    MLA("gate.weight", gate, false),
+    MLA("o.weight", o, true),
+    {NULL, 0, false},
+};
+
+static const slot gqa_slots[] = {
+    GQA("q.weight", q, true),
+    GQA("k.weight", k, true),
+    GQA("v.weight", v, true),
+    GQA("q.bias", q_bias, false),
+    GQA("k.bias", k_bias, false),
+    GQA("v.bias", v_bias, false),
+    GQA("gate.weight", gate, false),
+    GQA("q_norm.weight", q_norm, false),
+    GQA("k_norm.weight", k_norm, false),
+    GQA("o.weight", o, true),
+    {NULL, 0, false},
+};
+
+typedef struct binder {
+    ENG(network) * m;
+    bool *used; /* per parameter */
+    ckpt_err *err;
+} binder;
+
+static int64_t find_param(const ENG(network) * m, const char *name)
+{
+    size_t lo = 0, hi = m->n_params;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int order = strcmp(m->params[mid].name, name);
+        if (order == 0)
+            return (int64_t)mid;
+        if (order < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return -1;
+}
+
+const ENG(param) * ENG(network_param)(const ENG(network) * m, const char *name)
+{
+    int64_t i = find_param(m, name);
+    return i >= 0 ? &m->params[i] : NULL;
+}
+
+static ckpt_status bind_one(binder *b, const char *name, bool needed, real **x, real **grad)
+{
+    int64_t i = find_param(b->m, name);
+    if (i < 0)
+        return needed ? ckpt_fail(b->err, CKPT_E_FORMAT, "missing tensor %s", name) : CKPT_OK;
+    if (x != NULL)
+        *x = b->m->params[i].x;
+    if (grad != NULL)
+        *grad = b->m->params[i].grad;
+    b->used[i] = true;
+    return CKPT_OK;
+}
+
+static ckpt_status bind_slots(binder *b, const slot *slots, const char *prefix, void *p, void *g)
+{
+    char name[200];
+    for (const slot *s = slots; s->rest != NULL; s++) {
+        snprintf(name, sizeof name, "%s.%s", prefix, s->rest);
+        ckpt_status status = bind_one(b, name, s->needed, (real **)(void *)((char *)p + s->offset),
+                                      (real **)(void *)((char *)g + s->offset));
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status bind_mlp(binder *b, const char *prefix, bool gated, ENG(mlp_params) * p,
+                            ENG(mlp_params) * g)
+{
+    static const char *const rest[] = {"gate.weight", "up.weight", "down.weight"};
+    real **x[] = {&p->gate, &p->up, &p->down}, **grad[] = {&g->gate, &g->up, &g->down};
+    char name[240];
+    for (int i = gated ? 0 : 1; i < 3; i++) {
+        snprintf(name, sizeof name, "%s.%s", prefix, rest[i]);
+        ckpt_status status = bind_one(b, name, true, x[i], grad[i]);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status bind_moe(binder *b, const char *prefix, const ckpt_eng_moe *m, ENG(block) * k)
+{
+    char name[200];
+    ckpt_status status;
+    ENG(moe_params) *p = &k->p.moe, *g = &k->g.moe;
+    p->experts = ckpt_arena_array(&b->m->spec.arena, (size_t)m->E, sizeof *p->experts);
+    g->experts = ckpt_arena_array(&b->m->spec.arena, (size_t)m->E, sizeof *g->experts);
+    if (p->experts == NULL || g->experts == NULL)
+        return ckpt_fail(b->err, CKPT_E_NOMEM, "out of memory for %lld experts", (long long)m->E);
+    memset(p->experts, 0, (size_t)m->E * sizeof *p->experts);
+    memset(g->experts, 0, (size_t)m->E * sizeof *g->experts);
+    snprintf(name, sizeof name, "%s.router.weight", prefix);
+    CKPT_CHECK(bind_one(b, name, true, &p->router, &g->router));
+    snprintf(name, sizeof name, "%s.router.bias", prefix);
+    CKPT_CHECK(bind_one(b, name, false, &p->router_bias, NULL));
+    for (int64_t e = 0; e < m->E; e++) {
+        snprintf(name, sizeof name, "%s.experts.%lld", prefix, (long long)e);
+        CKPT_CHECK(bind_mlp(b, name, m->gated, &p->experts[e], &g->experts[e]));
+    }
+    snprintf(name, sizeof name, "%s.shared", prefix);
+    if (m->FS > 0)
+        CKPT_CHECK(bind_mlp(b, name, m->gated, &p->shared, &g->shared));
+    snprintf(name, sizeof name, "%s.shared_gate.weight", prefix);
+    CKPT_CHECK(bind_one(b, name, false, &p->shared_gate, &g->shared_gate));
+done:
+    return status;
+}
+
+static ckpt_status bind_block(binder *b, int64_t i)
+{
+    ENG(block) *k = &b->m->blocks[i];
+    const ckpt_eng_block *s = &b->m->spec.blocks[i];
+    const char *kind = NULL;
+    char prefix[100], name[120];
+    ckpt_status status;
+    for (int c = 0; c < CKPT_N_KINDS; c++)
+        if (ckpt_kinds[c].letter == s->letter)
+            kind = ckpt_kinds[c].name;
+    if (kind == NULL)
+        return ckpt_fail(b->err, CKPT_E_INTERNAL, "block letter '%c' has no kind", s->letter);
+    *k = (ENG(block)){.spec = *s};
+    snprintf(prefix, sizeof prefix, "blocks.%lld.%s", (long long)i, kind);
+    snprintf(name, sizeof name, "%s.norm.weight", prefix);
+    CKPT_CHECK(bind_one(b, name, true, &k->norm, &k->dnorm));
+    if (s->kind == CKPT_ENG_LINATTN)
+        status = bind_slots(b, s->letter == 'K' ? kda_slots : gdn_slots, prefix, &k->p, &k->g);
+    else if (s->kind == CKPT_ENG_MLA)
+        status = bind_slots(b, mla_slots, prefix, &k->p, &k->g);
+    else if (s->kind == CKPT_ENG_GQA)
+        status = bind_slots(b, gqa_slots, prefix, &k->p, &k->g);
+    else if (s->kind == CKPT_ENG_MLP)
+        status = bind_mlp(b, prefix, s->u.mlp.gated, &k->p.mlp, &k->g.mlp);
+    else
+        status = bind_moe(b, prefix, &s->u.moe, k);
+done:
+    return status;
+}
+
+static ckpt_status bind_mtp(binder *b, int64_t d)
+{
+    ENG(mtp_depth) *m = &b->m->mtp[d];
+    const ckpt_eng_spec *s = &b->m->spec;
+    int64_t first = s->main_blocks + d * ((s->n_blocks - s->main_blocks) / s->mtp_layers);
+    static const char *const rest[] = {"enorm", "hnorm", "eh_proj", "norm"};
+    real **x[] = {&m->enorm, &m->hnorm, &m->eh_proj, &m->norm};
+    real **g[] = {&m->denorm, &m->dhnorm, &m->deh_proj, &m->dnorm};
+    char name[100];
+    for (int i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "mtp.%lld.%s.weight", (long long)first, rest[i]);
+        ckpt_status status = bind_one(b, name, true, x[i], g[i]);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status bind_all(binder *b)
+{
+    ENG(network) *m = b->m;
+    ckpt_status status;
+    CKPT_CHECK(bind_one(b, "embed.weight", true, &m->embed, &m->dembed));
+    CKPT_CHECK(bind_one(b, "final_norm.weight", true, &m->final_norm, &m->dfinal_norm));
+    CKPT_CHECK(
+        bind_one(b, m->spec.tied ? "embed.weight" : "head.weight", true, &m->head, &m->dhead));
+    for (int64_t i = 0; i < m->spec.n_blocks; i++)
+        CKPT_CHECK(bind_block(b, i));
+    for (int64_t d = 0; d < m->spec.mtp_layers; d++)
+        CKPT_CHECK(bind_mtp(b, d));
+    for (size_t i = 0; i < m->n_params; i++)
+        if (!b->used[i])
+            return ckpt_fail(b->err, CKPT_E_UNSUPPORTED, "tensor %s: the engine has no use for it",
+                             m->params[i].name);
+done:
+    return status;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static bool is_param(const ckpt_canon *c)
+{
+    return c->state == NULL && !c->extra;
+}
+
+static bool trains(const char *name)
+{
+    size_t n = strlen(name);
+    static const char bias[] = ".router.bias";
+    return n < sizeof bias || strcmp(name + n - (sizeof bias - 1), bias) != 0;
+}
+
+static ckpt_status list_params(ENG(network) * m, const ckpt_model *src, ckpt_err *err)
+{
+    m->params = ckpt_arena_array(&m->spec.arena, src->n_tensors + 1, sizeof *m->params);
+    if (m->params == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu parameters", src->n_tensors);
+    for (size_t i = 0; i < src->n_tensors; i++) {
+        const ckpt_canon *c = &src->tensors[i];
+        ENG(param) *p = &m->params[m->n_params];
+        if (c->extra)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor %s: the engine has no use for it",
+                             c->name);
+        if (!is_param(c))
+            continue;
+        *p = (ENG(param)){.name = c->name, .tensor = i, .flags = c->flags};
+        if (!ckpt_numel(c->rank, c->dims, &p->n) ||
+            !ckpt_add_i64(m->n_elements, p->n, &m->n_elements))
+            return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
+        m->n_params++;
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status place_params(ENG(network) * m, bool gradients, ckpt_err *err)
+{
+    size_t bytes;
+    if (m->n_elements < 0 || !ckpt_mul_size((size_t)m->n_elements, sizeof(real), &bytes))
+        return ckpt_fail(err, CKPT_E_NOMEM, "parameters of %lld elements",
+                         (long long)m->n_elements);
+    m->data = malloc(bytes + 1);
+    m->grads = gradients ? calloc((size_t)m->n_elements + 1, sizeof(real)) : NULL;
+    if (m->data == NULL || (gradients && m->grads == NULL))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %lld parameters",
+                         (long long)m->n_elements);
+    int64_t at = 0;
+    for (size_t i = 0; i < m->n_params; i++) {
+        ENG(param) *p = &m->params[i];
+        p->x = m->data + at;
+        p->grad = gradients && trains(p->name) ? m->grads + at : NULL;
+        at += p->n;
+    }
+    return CKPT_OK;
+}
+
+#define PIECE ((uint64_t)1 << 20)
+
+typedef struct load_job {
+    const ENG(network) * m;
+    const ckpt_model *src;
+    ckpt_gather *gathers;
+    uint8_t *scratch; /* PIECE a worker */
+    ckpt_err *errs;   /* one a worker */
+    ckpt_status *status;
+} load_job;
+
+static void load_param(void *arg, int64_t item, int worker)
+{
+    const load_job *j = arg;
+    const ENG(param) *p = &j->m->params[item];
+    ckpt_scratch scratch = {.buf = j->scratch + (uint64_t)worker * PIECE, .cap = PIECE};
+    uint64_t bytes = (uint64_t)p->n * sizeof(real);
+    for (uint64_t at = 0; at < bytes && j->status[worker] == CKPT_OK; at += PIECE) {
+        size_t n = (size_t)ckpt_min_u64(PIECE, bytes - at);
+        j->status[worker] = ckpt_gather_run(j->src->src, &j->gathers[item], at, n,
+                                            (uint8_t *)p->x + at, &scratch, &j->errs[worker]);
+        if (j->status[worker] != CKPT_OK)
+            ckpt_err_frame(&j->errs[worker], "tensor %s", p->name);
+    }
+}
+
+static ckpt_status load_params(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
+                               ckpt_err *err)
+{
+    ckpt_arena arena = {0};
+    ckpt_status status = CKPT_OK;
+    size_t threads = (size_t)e->threads;
+    load_job j = {.m = m, .src = src};
+    j.gathers = ckpt_arena_array(&arena, m->n_params + 1, sizeof *j.gathers);
+    j.errs = ckpt_arena_array(&arena, threads, sizeof *j.errs);
+    j.status = ckpt_arena_array(&arena, threads, sizeof *j.status);
+    j.scratch = malloc(threads * PIECE);
+    if (!j.gathers || !j.errs || !j.status || !j.scratch) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory reading parameters");
+        goto done;
+    }
+    memset(j.errs, 0, threads * sizeof *j.errs);
+    memset(j.status, 0, threads * sizeof *j.status);
+    ckpt_dtype to = sizeof(real) == 4 ? CKPT_F32 : CKPT_F64;
+    for (size_t i = 0; i < m->n_params; i++) {
+        const ckpt_canon *c = &src->tensors[m->params[i].tensor];
+        if (!ckpt_dtype_castable(c->dtype, to)) {
+            status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor %s: %s is no type to compute with",
+                               c->name, ckpt_dtype_get(c->dtype)->name);
+            goto done;
+        }
+        CKPT_CHECK(ckpt_plan_canon(src, m->params[i].tensor, &arena, &j.gathers[i], err));
+        j.gathers[i].to = to;
+    }
+    ckpt_eng_parallel(e, (int64_t)m->n_params, load_param, &j);
+    for (size_t i = 0; i < threads && status == CKPT_OK; i++)
+        if (j.status[i] != CKPT_OK) {
+            status = j.status[i];
+            if (err != NULL)
+                *err = j.errs[i];
+        }
+done:
+    free(j.scratch);
+    ckpt_arena_free(&arena);
+    return status;
+}
+
+ckpt_status ENG(network_open)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
+                              const ckpt_eng_spec_opts *opts, bool gradients, ckpt_err *err)
+{
+    *m = (ENG(network)){0};
+    binder b = {.m = m, .err = err};
+    ckpt_status status;
+    CKPT_CHECK(ckpt_eng_spec_open(&m->spec, src, opts, err));
+    CKPT_CHECK(list_params(m, src, err));
+    CKPT_CHECK(place_params(m, gradients, err));
+    m->blocks = ckpt_arena_array(&m->spec.arena, (size_t)m->spec.n_blocks, sizeof *m->blocks);
+    m->mtp = ckpt_arena_array(&m->spec.arena, (size_t)m->spec.mtp_layers + 1, sizeof *m->mtp);
+    b.used = calloc(m->n_params + 1, sizeof *b.used);
+    if (m->blocks == NULL || m->mtp == NULL || b.used == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for blocks");
+        goto done;
+    }
+    CKPT_CHECK(bind_all(&b));
+    CKPT_CHECK(load_params(m, e, src, err));
+done:
+    free(b.used);
+    if (status != CKPT_OK)
+        ENG(network_close)(m);
+    return status;
+}
+
+void ENG(network_close)(ENG(network) * m)
+{
+    free(m->data);
+    free(m->grads);
+    ckpt_eng_spec_close(&m->spec);
+    *m = (ENG(network)){0};
+}
+
+void ENG(network_zero_grads)(ENG(network) * m)
+{
+    for (int64_t i = 0; m->grads != NULL && i < m->n_elements; i++)
+        m->grads[i] = 0;
+}

@@ -1,0 +1,453 @@
+/* Forward and backward of a whole network.
+ *
+ * x_{b+1} = x_b + block_b(norm_b(x_b)). A block keeps what its backward needs on the arena's stack;
+ * with recomputation it keeps its input alone and makes the rest again just before its backward, which
+ * gives the same bits because every operation does. Multi-token prediction follows the trunk's final
+ * norm: h_k = blocks([enorm(embed(ids shifted by k)) | hnorm(h_{k-1})] W^T), normed, the same head.
+ * Source: mla-moe-math.md sections 5 and 6. */
+#include "network.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "checked.h"
+
+typedef union saved {
+    ENG(linattn_saved) linattn;
+    ENG(mla_saved) mla;
+    ENG(gqa_saved) gqa;
+    ENG(mlp_saved) mlp;
+    ENG(moe_saved) moe;
+} saved;
+
+typedef struct record {
+    real *x;        /* input [T, H] */
+    real *n, *rstd; /* normed input, statistics */
+    saved s;
+} record;
+
+typedef struct pass {
+    ckpt_eng *e;
+    const ENG(network) * m;
+    const ENG(batch) * batch;
+    ENG(run) * run;
+    ckpt_err *err;
+    int64_t T;
+    ENG(rope_tables) mla, gqa;
+    record *records; /* one a block */
+    real *weight;    /* of every token's loss */
+    real *loss;
+    int32_t *ids, *labels; /* of the current depth of multi-token prediction */
+} pass;
+
+typedef struct copy_job {
+    const real *from;
+    real *to;
+    int64_t n;
+} copy_job;
+
+#define COPY ((int64_t)1 << 16)
+
+static void copy_item(void *arg, int64_t item, int worker)
+{
+    const copy_job *j = arg;
+    (void)worker;
+    memcpy(j->to + item * COPY, j->from + item * COPY,
+           (size_t)ckpt_min_i64(COPY, j->n - item * COPY) * sizeof(real));
+}
+
+static void copy(const ckpt_eng *e, const real *from, real *to, int64_t n)
+{
+    if (!e->dry)
+        ckpt_eng_parallel(e, (n + COPY - 1) / COPY, copy_item, &(copy_job){from, to, n});
+}
+
+/* ---- one block ------------------------------------------------------------------------------- */
+
+static ckpt_status take_record(pass *p, int64_t i)
+{
+    const ckpt_eng_block *b = &p->m->blocks[i].spec;
+    record *r = &p->records[i];
+    r->n = ckpt_eng_take(p->e, p->T * p->m->spec.H, sizeof(real));
+    r->rstd = ckpt_eng_take(p->e, p->T, sizeof(real));
+    switch (b->kind) {
+    case CKPT_ENG_LINATTN:
+        return ENG(linattn_save)(p->e, &b->u.linattn, p->batch->seq, &r->s.linattn, p->err);
+    case CKPT_ENG_MLA:
+        return ENG(mla_save)(p->e, &b->u.mla, p->T, &r->s.mla, p->err);
+    case CKPT_ENG_GQA:
+        return ENG(gqa_save)(p->e, &b->u.gqa, p->T, &r->s.gqa, p->err);
+    case CKPT_ENG_MLP:
+        return ENG(mlp_save)(p->e, &b->u.mlp, p->T, &r->s.mlp, p->err);
+    case CKPT_ENG_MOE:
+        return ENG(moe_save)(p->e, &b->u.moe, p->T, &r->s.moe, p->err);
+    }
+    return ckpt_fail(p->err, CKPT_E_INTERNAL, "block %lld has no kind", (long long)i);
+}
+
+/* y += block(norm(x)). */
+static ckpt_status block_forward(pass *p, int64_t i, real *y, double aux[2])
+{
+    const ENG(block) *k = &p->m->blocks[i];
+    const ckpt_eng_block *b = &k->spec;
+    const ckpt_eng_seq *seq = p->batch->seq;
+    record *r = &p->records[i];
+    ckpt_status status;
+    CKPT_CHECK(ENG(rmsnorm)(p->e, p->T, p->m->spec.H, r->x, k->norm, p->m->spec.centered,
+                            p->m->spec.eps, r->n, r->rstd, p->err));
+    switch (b->kind) {
+    case CKPT_ENG_LINATTN:
+        status = ENG(linattn)(p->e, &b->u.linattn, seq, &k->p.linattn, r->n, true, y, NULL,
+                              &r->s.linattn, p->err);
+        break;
+    case CKPT_ENG_MLA:
+        status =
+            ENG(mla)(p->e, &b->u.mla, seq, &k->p.mla, &p->mla, r->n, true, y, &r->s.mla, p->err);
+        break;
+    case CKPT_ENG_GQA:
+        status =
+            ENG(gqa)(p->e, &b->u.gqa, seq, &k->p.gqa, &p->gqa, r->n, true, y, &r->s.gqa, p->err);
+        break;
+    case CKPT_ENG_MLP:
+        status = ENG(mlp)(p->e, &b->u.mlp, p->T, &k->p.mlp, r->n, true, y, &r->s.mlp, p->err);
+        break;
+    case CKPT_ENG_MOE:
+        status =
+            ENG(moe)(p->e, &b->u.moe, p->T, &k->p.moe, r->n, true, y, &r->s.moe, aux,
+                     p->run->expert_counts ? p->run->expert_counts + i * b->u.moe.E : NULL, p->err);
+        break;
+    }
+done:
+    return status;
+}
+
+/* dx [T, H], the gradient of the block's output, becomes that of its input. */
+static ckpt_status block_backward(pass *p, int64_t i, real *dx)
+{
+    const ENG(block) *k = &p->m->blocks[i];
+    const ckpt_eng_block *b = &k->spec;
+    const ckpt_eng_seq *seq = p->batch->seq;
+    const record *r = &p->records[i];
+    int64_t H = p->m->spec.H;
+    size_t mark = ckpt_eng_mark(p->e);
+    real *dn = ckpt_eng_take(p->e, p->T * H, sizeof *dn);
+    ckpt_status status = ckpt_eng_check(p->e, p->err);
+    if (status != CKPT_OK)
+        goto done;
+    switch (b->kind) {
+    case CKPT_ENG_LINATTN:
+        status = ENG(linattn_bwd)(p->e, &b->u.linattn, seq, &k->p.linattn, &r->s.linattn, r->n, dx,
+                                  false, dn, &k->g.linattn, p->err);
+        break;
+    case CKPT_ENG_MLA:
+        status = ENG(mla_bwd)(p->e, &b->u.mla, seq, &k->p.mla, &p->mla, &r->s.mla, r->n, dx, false,
+                              dn, &k->g.mla, p->err);
+        break;
+    case CKPT_ENG_GQA:
+        status = ENG(gqa_bwd)(p->e, &b->u.gqa, seq, &k->p.gqa, &p->gqa, &r->s.gqa, r->n, dx, false,
+                              dn, &k->g.gqa, p->err);
+        break;
+    case CKPT_ENG_MLP:
+        status = ENG(mlp_bwd)(p->e, &b->u.mlp, p->T, &k->p.mlp, &r->s.mlp, r->n, dx, false, dn,
+                              &k->g.mlp, p->err);
+        break;
+    case CKPT_ENG_MOE:
+        status = ENG(moe_bwd)(p->e, &b->u.moe, p->T, &k->p.moe, &r->s.moe, r->n, dx, 1, false, dn,
+                              &k->g.moe, p->err);
+        break;
+    }
+    if (status == CKPT_OK)
+        status = ENG(rmsnorm_bwd)(p->e, p->T, H, r->x, k->norm, p->m->spec.centered, r->rstd, dn,
+                                  true, dx, k->dnorm, p->err);
+done:
+    ckpt_eng_drop(p->e, mark);
+    return status;
+}
+
+static bool all_finite(const real *x, int64_t n)
+{
+    real sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * 0;
+    return sum == 0;
+}
+
+/* Blocks lo..hi-1 from x to *out. What backward needs stays on the stack. */
+static ckpt_status blocks_forward(pass *p, int64_t lo, int64_t hi, real *x, real **out)
+{
+    int64_t H = p->m->spec.H;
+    ckpt_status status = CKPT_OK;
+    real *before = NULL; /* without a backward two arrays take turns */
+    for (int64_t i = lo; i < hi; i++) {
+        double aux[2] = {0, 0};
+        bool reuse = !p->run->backward && before != NULL;
+        p->records[i].x = x;
+        real *y = reuse ? before : ckpt_eng_take(p->e, p->T * H, sizeof *y);
+        before = i > lo ? x : NULL; /* the first is the caller's */
+        size_t mark = ckpt_eng_mark(p->e);
+        CKPT_CHECK(take_record(p, i));
+        copy(p->e, x, y, p->T * H);
+        CKPT_CHECK(block_forward(p, i, y, aux));
+        if (p->run->recompute || !p->run->backward)
+            ckpt_eng_drop(p->e, mark);
+        if (!p->e->dry && !all_finite(y, p->T * H)) {
+            status = ckpt_fail(p->err, CKPT_E_MISMATCH, "block %lld (%c): output is not finite",
+                               (long long)i, p->m->blocks[i].spec.letter);
+            goto done;
+        }
+        p->run->aux_loss += aux[0];
+        p->run->z_loss += aux[1];
+        x = y;
+    }
+    *out = x;
+done:
+    return status;
+}
+
+static ckpt_status blocks_backward(pass *p, int64_t lo, int64_t hi, real *dx)
+{
+    ckpt_status status = CKPT_OK;
+    for (int64_t i = hi; i-- > lo;) {
+        size_t mark = ckpt_eng_mark(p->e);
+        if (p->run->recompute) {
+            double aux[2];
+            int64_t *counts = p->run->expert_counts;
+            CKPT_CHECK(take_record(p, i));
+            real *again = ckpt_eng_take(p->e, p->T * p->m->spec.H, sizeof *again);
+            CKPT_CHECK(ckpt_eng_check(p->e, p->err));
+            copy(p->e, p->records[i].x, again, p->T * p->m->spec.H);
+            p->run->expert_counts = NULL;
+            status = block_forward(p, i, again, aux);
+            p->run->expert_counts = counts;
+            CKPT_CHECK(status);
+        }
+        CKPT_CHECK(block_backward(p, i, dx));
+        ckpt_eng_drop(p->e, mark);
+    }
+done:
+    return status;
+}
+
+/* ---- head and loss --------------------------------------------------------------------------- */
+
+/* Mean loss of h [T, H] (normed) through the head; dh written when there is a backward. `share`
+ * multiplies its gradients. */
+static ckpt_status head_loss(pass *p, const real *h, const int32_t *labels, double share,
+                             real *logits, real *dh, double *loss)
+{
+    int64_t H = p->m->spec.H, V = p->m->spec.V, n = 0;
+    bool backward = p->run->backward && labels != NULL;
+    size_t mark = ckpt_eng_mark(p->e);
+    ckpt_status status;
+    real *z = ckpt_eng_take(p->e, p->T * V, sizeof *z);
+    CKPT_CHECK(ckpt_eng_check(p->e, p->err));
+    CKPT_CHECK(ENG(linear)(p->e, p->T, H, V, h, H, p->m->head, NULL, false, z, V, p->err));
+    if (logits != NULL)
+        copy(p->e, z, logits, p->T * V);
+    *loss = 0;
+    if (labels == NULL)
+        goto done;
+    for (int64_t t = 0; t < p->T && !p->e->dry; t++)
+        n += labels[t] >= 0;
+    for (int64_t t = 0; t < p->T && !p->e->dry; t++)
+        p->weight[t] = n > 0 ? (real)(share / (double)n) : 0;
+    CKPT_CHECK(
+        ENG(xent)(p->e, p->T, V, z, labels, p->weight, p->loss, backward ? z : NULL, p->err));
+    for (int64_t t = 0; t < p->T && !p->e->dry; t++)
+        *loss += (double)p->loss[t];
+    *loss = n > 0 ? *loss / (double)n : 0;
+    if (backward) {
+        CKPT_CHECK(ENG(linear_dw)(p->e, p->T, H, V, z, V, h, H, p->m->dhead, NULL, p->err));
+        CKPT_CHECK(ENG(linear_dx)(p->e, p->T, H, V, z, V, p->m->head, false, dh, H, p->err));
+    }
+done:
+    ckpt_eng_drop(p->e, mark);
+    return status;
+}
+
+/* ---- multi-token prediction ------------------------------------------------------------------ */
+
+typedef struct depth {
+    real *e, *en, *re, *hn, *rh, *cat, *x, *y, *out, *rout; /* forward, kept */
+} depth;
+
+/* ids and labels of every sequence moved one to the left, its last slot 0 and without a loss. */
+static void shift(const pass *p, int32_t *x, int32_t last)
+{
+    const ckpt_eng_seq *seq = p->batch->seq;
+    for (int64_t n = 0; n < seq->n; n++)
+        for (int64_t t = seq->cu[n]; t < seq->cu[n + 1]; t++)
+            x[t] = t + 1 < seq->cu[n + 1] ? x[t + 1] : last;
+}
+
+static ckpt_status depth_forward(pass *p, int64_t d, int64_t lo, int64_t hi, const real *h,
+                                 depth *k)
+{
+    const ENG(network) *m = p->m;
+    const ENG(mtp_depth) *w = &m->mtp[d];
+    int64_t H = m->spec.H, T = p->T;
+    ckpt_status status;
+    real **takes[] = {&k->e, &k->en, &k->hn, &k->x, &k->out};
+    for (int i = 0; i < 5; i++)
+        *takes[i] = ckpt_eng_take(p->e, T * H, sizeof(real));
+    k->re = ckpt_eng_take(p->e, T, sizeof(real));
+    k->rh = ckpt_eng_take(p->e, T, sizeof(real));
+    k->rout = ckpt_eng_take(p->e, T, sizeof(real));
+    k->cat = ckpt_eng_take(p->e, T * 2 * H, sizeof(real));
+    CKPT_CHECK(ckpt_eng_check(p->e, p->err));
+    CKPT_CHECK(ENG(embed)(p->e, T, m->spec.V, H, p->ids, m->embed, k->e, p->err));
+    CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, k->e, w->enorm, m->spec.centered, m->spec.eps, k->en, k->re,
+                            p->err));
+    CKPT_CHECK(
+        ENG(rmsnorm)(p->e, T, H, h, w->hnorm, m->spec.centered, m->spec.eps, k->hn, k->rh, p->err));
+    for (int64_t t = 0; t < T && !p->e->dry; t++) {
+        memcpy(k->cat + t * 2 * H, k->en + t * H, (size_t)H * sizeof(real));
+        memcpy(k->cat + t * 2 * H + H, k->hn + t * H, (size_t)H * sizeof(real));
+    }
+    CKPT_CHECK(
+        ENG(linear)(p->e, T, 2 * H, H, k->cat, 2 * H, w->eh_proj, NULL, false, k->x, H, p->err));
+    CKPT_CHECK(blocks_forward(p, lo, hi, k->x, &k->y));
+    CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, k->y, w->norm, m->spec.centered, m->spec.eps, k->out,
+                            k->rout, p->err));
+done:
+    return status;
+}
+
+/* dout, the gradient of the depth's output (written over), to that of h, which is added to dh. */
+static ckpt_status depth_backward(pass *p, int64_t d, int64_t lo, int64_t hi, const real *h,
+                                  const depth *k, real *dout, real *dh)
+{
+    const ENG(network) *m = p->m;
+    const ENG(mtp_depth) *w = &m->mtp[d];
+    int64_t H = m->spec.H, T = p->T;
+    size_t mark = ckpt_eng_mark(p->e);
+    real *dcat = ckpt_eng_take(p->e, T * 2 * H, sizeof *dcat);
+    real *half = ckpt_eng_take(p->e, T * H, sizeof *half);
+    ckpt_status status;
+    CKPT_CHECK(ckpt_eng_check(p->e, p->err));
+    CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, k->y, w->norm, m->spec.centered, k->rout, dout, false,
+                                dout, w->dnorm, p->err));
+    CKPT_CHECK(blocks_backward(p, lo, hi, dout));
+    CKPT_CHECK(
+        ENG(linear_dw)(p->e, T, 2 * H, H, dout, H, k->cat, 2 * H, w->deh_proj, NULL, p->err));
+    CKPT_CHECK(ENG(linear_dx)(p->e, T, 2 * H, H, dout, H, w->eh_proj, false, dcat, 2 * H, p->err));
+    for (int64_t t = 0; t < T && !p->e->dry; t++)
+        memcpy(half + t * H, dcat + t * 2 * H, (size_t)H * sizeof(real));
+    CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, k->e, w->enorm, m->spec.centered, k->re, half, false,
+                                half, w->denorm, p->err));
+    CKPT_CHECK(ENG(embed_bwd)(p->e, T, m->spec.V, H, p->ids, half, m->dembed, p->err));
+    for (int64_t t = 0; t < T && !p->e->dry; t++)
+        memcpy(half + t * H, dcat + t * 2 * H + H, (size_t)H * sizeof(real));
+    CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, h, w->hnorm, m->spec.centered, k->rh, half, true, dh,
+                                w->dhnorm, p->err));
+done:
+    ckpt_eng_drop(p->e, mark);
+    return status;
+}
+
+/* Depths d.. on h: their losses, and their gradient of h added to dh. */
+static ckpt_status depths(pass *p, int64_t d, const real *h, real *dh)
+{
+    const ckpt_eng_spec *s = &p->m->spec;
+    int64_t per = (s->n_blocks - s->main_blocks) / s->mtp_layers, lo = s->main_blocks + d * per;
+    double loss, share = p->run->mtp_coef / (double)s->mtp_layers;
+    size_t mark = ckpt_eng_mark(p->e);
+    depth k;
+    ckpt_status status;
+    real *dout = ckpt_eng_take(p->e, p->T * s->H, sizeof *dout);
+    int32_t *ids = ckpt_eng_take(p->e, p->T, sizeof *ids);
+    int32_t *labels = ckpt_eng_take(p->e, p->T, sizeof *labels);
+    CKPT_CHECK(ckpt_eng_check(p->e, p->err));
+    if (!p->e->dry) {
+        memcpy(ids, d == 0 ? p->batch->ids : p->ids, (size_t)p->T * sizeof *ids);
+        memcpy(labels, d == 0 ? p->batch->labels : p->labels, (size_t)p->T * sizeof *labels);
+        shift(p, ids, 0);
+        shift(p, labels, -1);
+    }
+    p->ids = ids;
+    p->labels = labels;
+    CKPT_CHECK(depth_forward(p, d, lo, lo + per, h, &k));
+    CKPT_CHECK(head_loss(p, k.out, labels, share, NULL, dout, &loss));
+    p->run->mtp_loss += share * loss;
+    if (d + 1 < s->mtp_layers)
+        CKPT_CHECK(depths(p, d + 1, k.out, dout));
+    p->ids = ids;
+    p->labels = labels;
+    if (p->run->backward)
+        CKPT_CHECK(depth_backward(p, d, lo, lo + per, h, &k, dout, dh));
+done:
+    ckpt_eng_drop(p->e, mark);
+    return status;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------- */
+
+static ckpt_status make_tables(pass *p)
+{
+    const ckpt_eng_spec *s = &p->m->spec;
+    const ckpt_eng_rope *ropes[] = {&s->rope_mla, &s->rope_gqa};
+    ENG(rope_tables) * out[] = {&p->mla, &p->gqa};
+    for (int i = 0; i < 2; i++) {
+        if (ropes[i]->kind == CKPT_ENG_ROPE_NONE)
+            continue;
+        real *cos = ckpt_eng_take(p->e, p->T * ropes[i]->dim / 2, sizeof *cos);
+        real *sin = ckpt_eng_take(p->e, p->T * ropes[i]->dim / 2, sizeof *sin);
+        ckpt_status status = ckpt_eng_check(p->e, p->err);
+        if (status == CKPT_OK)
+            status = ENG(rope_table)(p->e, ropes[i], p->batch->seq, NULL, cos, sin, p->err);
+        if (status != CKPT_OK)
+            return status;
+        *out[i] = (ENG(rope_tables)){cos, sin};
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status run_all(pass *p)
+{
+    const ENG(network) *m = p->m;
+    int64_t H = m->spec.H, T = p->T;
+    ckpt_status status;
+    real *x = ckpt_eng_take(p->e, T * H, sizeof *x), *out = NULL;
+    real *h = ckpt_eng_take(p->e, T * H, sizeof *h);
+    real *dh = p->run->backward ? ckpt_eng_take(p->e, T * H, sizeof *dh) : NULL;
+    real *rstd = ckpt_eng_take(p->e, T, sizeof *rstd);
+    p->weight = ckpt_eng_take(p->e, T, sizeof(real));
+    p->loss = ckpt_eng_take(p->e, T, sizeof(real));
+    CKPT_CHECK(make_tables(p));
+    CKPT_CHECK(ENG(embed)(p->e, T, m->spec.V, H, p->batch->ids, m->embed, x, p->err));
+    CKPT_CHECK(blocks_forward(p, 0, m->spec.main_blocks, x, &out));
+    CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, out, m->final_norm, m->spec.centered, m->spec.eps, h, rstd,
+                            p->err));
+    CKPT_CHECK(head_loss(p, h, p->batch->labels, 1, p->run->logits, dh, &p->run->loss));
+    if (m->spec.mtp_layers > 0 && p->run->mtp_coef != 0 && p->batch->labels != NULL)
+        CKPT_CHECK(depths(p, 0, h, dh));
+    if (!p->run->backward)
+        goto done;
+    CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, out, m->final_norm, m->spec.centered, rstd, dh, false,
+                                dh, m->dfinal_norm, p->err));
+    CKPT_CHECK(blocks_backward(p, 0, m->spec.main_blocks, dh));
+    CKPT_CHECK(ENG(embed_bwd)(p->e, T, m->spec.V, H, p->batch->ids, dh, m->dembed, p->err));
+done:
+    return status;
+}
+
+ckpt_status ENG(network_run)(ckpt_eng *e, const ENG(network) * m, const ENG(batch) * batch,
+                             ENG(run) * run, ckpt_err *err)
+{
+    pass p = {.e = e, .m = m, .batch = batch, .run = run, .err = err};
+    size_t mark = ckpt_eng_mark(e);
+    ckpt_status status = ckpt_eng_seq_check(batch->seq, err);
+    if (status != CKPT_OK)
+        return status;
+    if (run->backward && (batch->labels == NULL || m->grads == NULL))
+        return ckpt_fail(err, CKPT_E_USAGE, "a backward needs labels and room for gradients");
+    p.T = ckpt_eng_tokens(batch->seq);
+    run->loss = run->mtp_loss = run->aux_loss = run->z_loss = 0;
+    p.records = calloc((size_t)m->spec.n_blocks + 1, sizeof *p.records);
+    if (p.records == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for blocks");
+    status = run_all(&p);
+    free(p.records);
+    ckpt_eng_drop(e, mark);
+    return status;
+}
