@@ -27,7 +27,13 @@ static const ckpt_opt rows[] = {
     {"allow-unknown-objects", CKPT_OPT_FLAG,   AT(allow_unknown_objects), NULL,
      "accept pickled objects of unknown classes, unread",                                                                                          0, 0},
     {"roundtrip",             CKPT_OPT_STRING, AT(roundtrip),             "LAYOUT[,MESH]", "not built yet",                                        0, 0},
-    {"forward",               CKPT_OPT_FLAG,   AT(forward),               NULL,            "not built yet",                                        0, 0},
+    {"forward",               CKPT_OPT_FLAG,   AT(forward),               NULL,            "run the model forward and backward; with --against compare two", 0, 0},
+    {"reference",             CKPT_OPT_STRING, AT(reference),             "FILE",          "--forward: compare with a peer's logits and gradients", 0, 0},
+    {"tokens",                CKPT_OPT_STRING, AT(tokens),                "FILE",          "--forward: token ids, one sequence a line", 0, 0},
+    {"rtol",                  CKPT_OPT_REAL,   AT(rtol),                  "X",             "--forward: allowed relative RMS of logits (reference 2e-5, else 0)", 0, 0},
+    {"grad-rtol",             CKPT_OPT_REAL,   AT(grad_rtol),             "X",             "--forward: the same of gradients (reference 2e-4, else 0)", 0, 0},
+    {"latent-eps",            CKPT_OPT_REAL,   AT(latent_eps),            "X",             "--forward: epsilon of MLA's latent norms (default: the model's)", 0, 0},
+    {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,            "--forward: recompute activations, using less memory", 0, 0},
     {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",           "not built yet",                                        0, 0},
     {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,            NULL,                                                   0, 0},
 };
@@ -309,7 +315,9 @@ static void print_proved(verification *v)
                ckpt_tool_plural(v->n_finite));
     if (v->o->duplicates && v->duplicates.n == 0)
         printf(", no duplicates");
-    if (v->tensors == NULL && !v->o->values)
+    if (v->o->forward)
+        printf(", ran forward and backward");
+    if (v->tensors == NULL && !v->o->values && !v->o->forward)
         printf(", headers and sizes only: --hash reads the data");
 }
 
@@ -345,11 +353,22 @@ static void print_text(verification *v)
 static ckpt_status check_options(const verify_opts *o, ckpt_err *err)
 {
     const char *missing = o->roundtrip != NULL   ? "--roundtrip"
-                          : o->forward           ? "--forward"
                           : o->signature != NULL ? "--signature"
                                                  : NULL;
     if (missing != NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: not built yet", missing);
+    bool needs_forward = o->reference != NULL || o->tokens != NULL || o->rtol >= 0 ||
+                         o->grad_rtol >= 0 || o->latent_eps > 0 || o->recompute;
+    if (needs_forward && !o->forward)
+        return ckpt_fail(err, CKPT_E_USAGE, "%s needs --forward",
+                         o->reference != NULL ? "--reference"
+                         : o->tokens != NULL  ? "--tokens"
+                         : o->recompute       ? "--recompute"
+                         : o->latent_eps > 0  ? "--latent-eps"
+                                              : "a tolerance");
+    if (o->reference != NULL && (o->against != NULL || o->tokens != NULL))
+        return ckpt_fail(err, CKPT_E_USAGE, "--reference brings its own tokens and numbers: not "
+                                            "together with --tokens or --against");
     return CKPT_OK;
 }
 
@@ -357,15 +376,16 @@ static ckpt_status check_hashes(verification *v, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     const verify_opts *o = v->o;
+    bool against = o->against != NULL && !o->forward;
     bool compare = v->has_manifest && !replacing(v) && (o->hash || o->files || o->write);
-    if (!o->hash && !o->files && !o->write && o->against == NULL && !o->duplicates)
+    if (!o->hash && !o->files && !o->write && !against && !o->duplicates)
         return CKPT_OK;
     CKPT_CHECK(ckpt_verify_compute(v, o->files || o->write, err));
     if (compare)
         CKPT_CHECK(ckpt_verify_manifest(v, err));
     if (!v->has_manifest && (o->hash || o->files) && !o->write && o->against == NULL)
         ckpt_verify_problem(v, "no manifest to compare with; --write makes one");
-    if (o->against != NULL)
+    if (against)
         CKPT_CHECK(ckpt_verify_against(v, err));
     if (o->duplicates)
         CKPT_CHECK(ckpt_verify_duplicates(v, err));
@@ -394,6 +414,8 @@ static ckpt_status verify(verification *v, ckpt_err *err)
     CKPT_CHECK(check_hashes(v, err));
     if (v->o->values)
         CKPT_CHECK(ckpt_verify_values(v, err));
+    if (v->o->forward)
+        CKPT_CHECK(ckpt_verify_forward(v, err));
     if (v->o->write && v->problems.n > 0 && !v->o->force)
         ckpt_verify_problem(v, "manifest not written; --force replaces it");
     else if (v->o->write)
@@ -430,7 +452,9 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
 
 static void defaults(void *opts)
 {
-    ((verify_opts *)opts)->iteration = -1;
+    verify_opts *o = opts;
+    o->iteration = -1;
+    o->rtol = o->grad_rtol = -1;
 }
 
 const ckpt_command ckpt_cmd_verify = {

@@ -6,8 +6,9 @@
 
 typedef struct verify_opts {
     bool hash, files, write, values, strict, duplicates, forward, force, allow_unknown,
-        allow_unknown_objects;
-    const char *against, *roundtrip, *signature;
+        allow_unknown_objects, recompute;
+    const char *against, *roundtrip, *signature, *reference, *tokens;
+    double rtol, grad_rtol, latent_eps; /* tolerances: below 0 = not given */
     int64_t iteration;
 } verify_opts;
 
@@ -65,6 +66,9 @@ ckpt_status ckpt_verify_explain(verification *v, const ckpt_err *open_error, boo
 /* PATH is one file that the manifest of its directory lists: bind what is there and compare with
  * that manifest. v->part stays false, and nothing is bound, if it is not. */
 ckpt_status ckpt_verify_part(verification *v, ckpt_err *err) CKPT_MUST_USE;
+
+/* verify_forward.c: run the model; prints its results itself */
+ckpt_status ckpt_verify_forward(verification *v, ckpt_err *err) CKPT_MUST_USE;
 
 /* verify_more.c */
 ckpt_status ckpt_verify_against(verification *v, ckpt_err *err) CKPT_MUST_USE;
