@@ -74,9 +74,10 @@ START_TEST(attention_equals_its_definition_and_its_differences)
     c.lse = fd_add(&w, "lse", T_PACKED * a->N, 1);
     real *plain = fd_add(&w, "plain", T_PACKED * a->N * a->DV, 1);
     ckpt_eng_init(&c.e, 2);
-    (void)ENG(attention)(&c.e, a, &packed, c.q, c.k, c.v, c.o, c.lse, &err);
-    (void)ENG(attention_bwd)(&c.e, a, &packed, c.q, c.k, c.v, c.o, c.lse, c.w, fd_grad(&f, c.q),
-                             fd_grad(&f, c.k), fd_grad(&f, c.v), &err);
+    ck_assert_int_eq(ENG(attention)(&c.e, a, &packed, c.q, c.k, c.v, c.o, c.lse, &err), CKPT_OK);
+    ck_assert_int_eq(ENG(attention_bwd)(&c.e, a, &packed, c.q, c.k, c.v, c.o, c.lse, c.w,
+                                        fd_grad(&f, c.q), fd_grad(&f, c.k), fd_grad(&f, c.v), &err),
+                     CKPT_OK);
     ck_assert_int_eq(ckpt_eng_reserve(&c.e, c.e.peak, &err), CKPT_OK);
     (void)attn_loss(&c);
     plain_attention(a, &packed, c.q, c.k, c.v, plain);

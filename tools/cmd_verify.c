@@ -27,13 +27,20 @@ static const ckpt_opt rows[] = {
     {"allow-unknown-objects", CKPT_OPT_FLAG,   AT(allow_unknown_objects), NULL,
      "accept pickled objects of unknown classes, unread",                                                                                          0, 0},
     {"roundtrip",             CKPT_OPT_STRING, AT(roundtrip),             "LAYOUT[,MESH]", "not built yet",                                        0, 0},
-    {"forward",               CKPT_OPT_FLAG,   AT(forward),               NULL,            "run the model forward and backward; with --against compare two", 0, 0},
-    {"reference",             CKPT_OPT_STRING, AT(reference),             "FILE",          "--forward: compare with a peer's logits and gradients", 0, 0},
-    {"tokens",                CKPT_OPT_STRING, AT(tokens),                "FILE",          "--forward: token ids, one sequence a line", 0, 0},
-    {"rtol",                  CKPT_OPT_REAL,   AT(rtol),                  "X",             "--forward: allowed relative RMS of logits (reference 2e-5, else 0)", 0, 0},
-    {"grad-rtol",             CKPT_OPT_REAL,   AT(grad_rtol),             "X",             "--forward: the same of gradients (reference 2e-4, else 0)", 0, 0},
-    {"latent-eps",            CKPT_OPT_REAL,   AT(latent_eps),            "X",             "--forward: epsilon of MLA's latent norms (default: the model's)", 0, 0},
-    {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,            "--forward: recompute activations, using less memory", 0, 0},
+    {"forward",               CKPT_OPT_FLAG,   AT(forward),               NULL,
+     "run the model forward and backward; with --against compare two",                                                                             0, 0},
+    {"reference",             CKPT_OPT_STRING, AT(reference),             "FILE",
+     "--forward: compare with a peer's logits and gradients",                                                                                      0, 0},
+    {"tokens",                CKPT_OPT_STRING, AT(tokens),                "FILE",          "--forward: token ids, one sequence a line",            0,
+     0                                                                                                                                                 },
+    {"rtol",                  CKPT_OPT_REAL,   AT(rtol),                  "X",
+     "--forward: allowed relative RMS of logits (reference 2e-5, else 0)",                                                                         0, 0},
+    {"grad-rtol",             CKPT_OPT_REAL,   AT(grad_rtol),             "X",
+     "--forward: the same of gradients (reference 2e-4, else 0)",                                                                                  0, 0},
+    {"latent-eps",            CKPT_OPT_REAL,   AT(latent_eps),            "X",
+     "--forward: epsilon of MLA's latent norms (default: the model's)",                                                                            0, 0},
+    {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
+     "--forward: recompute activations, using less memory",                                                                                        0, 0},
     {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",           "not built yet",                                        0, 0},
     {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,            NULL,                                                   0, 0},
 };
@@ -367,8 +374,9 @@ static ckpt_status check_options(const verify_opts *o, ckpt_err *err)
                          : o->latent_eps > 0  ? "--latent-eps"
                                               : "a tolerance");
     if (o->reference != NULL && (o->against != NULL || o->tokens != NULL))
-        return ckpt_fail(err, CKPT_E_USAGE, "--reference brings its own tokens and numbers: not "
-                                            "together with --tokens or --against");
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "--reference brings its own tokens and numbers: not "
+                         "together with --tokens or --against");
     return CKPT_OK;
 }
 
