@@ -1,0 +1,46 @@
+# verify --forward: a peer's logits and gradients, the same bits through every layout, errors.
+hf=$FIXTURES/hf mc=$FIXTURES/mcore
+for m in kimi_linear_tiny deepseek_v3_tiny deepseek_v3_tiny_noq llama_tiny_tied; do
+    rc 0 verify $hf/$m --forward --reference $hf/$m.reference.safetensors
+    out '^against .*worst gradient blocks'
+done
+# transformers normalises MLA's latents with 1e-6 whatever the model says: five times closer.
+rc 0 verify $hf/kimi_linear_tiny --forward --reference $hf/kimi_linear_tiny.reference.safetensors \
+    --latent-eps 1e-6 --rtol 3e-6 --grad-rtol 1e-5
+# The rest has logits alone.
+for m in qwen2_tiny qwen3_tiny qwen3_moe_tiny llama3_tiny moonlight_tiny bailing_hybrid_tiny qwen3_5_tiny; do
+    rc 0 verify $hf/$m --forward --reference $hf/$m.reference.safetensors --latent-eps 1e-6
+done
+# TF32 inside the peer's kernels.
+rc 1 verify $mc/legacy_tp2 --forward --reference $mc/legacy.reference.safetensors
+out 'logits: relative RMS'
+rc 0 verify $mc/legacy_tp2 --forward --reference $mc/legacy.reference.safetensors --rtol 2e-3 --grad-rtol 2.5e-2
+rc 0 verify $FIXTURES/fla/kda_trained --forward --reference $FIXTURES/fla/kda_trained.reference.safetensors \
+    --rtol 2e-3 --grad-rtol 5e-2
+# One model, many forms, one thread count: the same bits.
+k=$hf/kimi_linear_tiny
+for tp in 1 2 4; do rc 0 convert $k tp$tp --to torch_dist --layout megatron --tp $tp; done
+rc 0 verify $k --forward; digest=$(grep -oE 'sha256 [0-9a-f]{64}' $OUT); cp $OUT norms.txt
+for tp in 1 2 4; do
+    rc 0 verify tp$tp --forward --against $k; out 'logits and gradients bit-identical'; out "$digest"
+done
+rc 0 verify $k --forward --recompute; same $OUT norms.txt
+rc 0 verify $k --forward --threads 1; same $OUT norms.txt
+rc 0 convert $mc/legacy_tp2 plain --to safetensors
+rc 0 verify plain --forward --against $mc/legacy_tp2; out 'bit-identical'
+# A fold is another computation: close, not equal.
+rc 0 convert $k fold --to torch_dist --layout megatron --kda-f-lora-rank none --kda-gate-lora-rank none --approximate
+rc 1 verify fold --forward --against $k; out 'top-1 agreement'; out '^failed: logits'
+rc 0 verify fold --forward --against $k --rtol 1e-4 --grad-rtol 1; out "not a parameter"
+# Tokens of one's own.
+printf '1 2 3 4\n\n5 6\n' >ids.txt
+rc 0 verify $k --forward --tokens ids.txt; out '^6 tokens in 2 sequences'
+printf '1 x\n' >ids.txt; rc 3 verify $k --forward --tokens ids.txt; one_line; err "ids.txt: token 1: found 'x"
+printf '1 320\n' >ids.txt; rc 3 verify $k --forward --tokens ids.txt; one_line; err 'id 320, expected 0 to 319'
+: >ids.txt; rc 3 verify $k --forward --tokens ids.txt; one_line
+rc 5 verify $k --forward --tokens absent.txt; one_line
+rc 3 verify $k --forward --reference $k/model-00001-of-00003.safetensors; one_line; err "no tensor 'input_ids'"
+rc 2 verify $k --tokens ids.txt; one_line; err 'needs --forward'
+rc 2 verify $k --forward --tokens ids.txt --reference x; one_line
+rc 4 verify $FIXTURES/torch/dcp_full_expected.safetensors --forward; one_line; err 'no known layout'
+rc 0 verify $k --forward --json; out '"logits_digest"'; out '"grad_norms"'; out '"loss": *[0-9]'
