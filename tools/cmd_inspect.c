@@ -8,21 +8,22 @@
 
 typedef struct inspect_opts {
     bool stats, tree, common;
-    int64_t head, iteration;
+    int64_t head, iteration, flops;
 } inspect_opts;
 
+#define AT(field) offsetof(inspect_opts, field)
+/* clang-format off */
 static const ckpt_opt rows[] = {
-    {"stats",                                           CKPT_OPT_FLAG, offsetof(inspect_opts, stats),                                                       NULL,
-     "min, max, mean, std, nan, inf, zero of every tensor (reads the data)",                                                                                                                                                                0,                                                                                0},
-    {"head",                                                 CKPT_OPT_INT,                                                         offsetof(inspect_opts,                  head), "N", "first N values of every tensor",                                                    0,
-     1 << 20},
-    {"tree",                                           CKPT_OPT_FLAG,                                                        offsetof(inspect_opts,                                                                        tree),                                                                             NULL,                       "names as a tree", 0, 0},
-    {"common",                                                CKPT_OPT_FLAG,                                                            offsetof(inspect_opts,                                                                                 common),                                                                                                                                      NULL,
-     "decoded common state, configuration and objects",                                                                      0,                                                               0},
-    {"iteration", CKPT_OPT_INT,             offsetof(inspect_opts,                                 iteration),                                                                                             "N",
-     "iteration of a save root (default: newest)",                                                                              0,                                                               INT64_MAX},
-    {NULL,                                              CKPT_OPT_FLAG,                     0,                                         NULL,                                                                                            NULL,                                                                                                                  0,                                                                                        0                                               },
+    {"stats",     CKPT_OPT_FLAG, AT(stats),     NULL, "min, max, mean, std, nan, inf, zero of every tensor (reads the data)", 0, 0},
+    {"head",      CKPT_OPT_INT,  AT(head),      "N",  "first N values of every tensor", 0, 1 << 20},
+    {"tree",      CKPT_OPT_FLAG, AT(tree),      NULL, "names as a tree", 0, 0},
+    {"common",    CKPT_OPT_FLAG, AT(common),    NULL, "decoded common state, configuration and objects", 0, 0},
+    {"flops",     CKPT_OPT_INT,  AT(flops),     "N",  "operations of a pass over a sequence of N tokens", 1, 1 << 30},
+    {"iteration", CKPT_OPT_INT,  AT(iteration), "N",  "iteration of a save root (default: newest)", 0, INT64_MAX},
+    {NULL,        CKPT_OPT_FLAG, 0,             NULL, NULL, 0, 0},
 };
+/* clang-format on */
+#undef AT
 
 /* Elements and bytes per dtype or module. */
 typedef struct group {
@@ -747,6 +748,8 @@ static ckpt_status inspect(inspection *in, ckpt_err *err)
         status = write_json(in, err);
     else if (!in->tool->g.quiet)
         status = print_text(in, err);
+    if (status == CKPT_OK && in->opts->flops > 0)
+        status = ckpt_inspect_flops(in->tool, &in->model, in->opts->flops, err);
 done:
     return status;
 }

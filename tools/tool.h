@@ -60,6 +60,11 @@ ckpt_status ckpt_tool_check_objects(const ckpt_source *src, ckpt_err *err) CKPT_
 /* Executor options from the global ones; bar may be NULL. */
 ckpt_stream_opts ckpt_tool_stream(const ckpt_tool *tool, const ckpt_bar *bar);
 
+/* inspect_flops.c: floating-point operations of one pass over a sequence of `tokens`, to stdout or
+ * the document. */
+ckpt_status ckpt_inspect_flops(ckpt_tool *tool, const ckpt_model *model, int64_t tokens,
+                               ckpt_err *err) CKPT_MUST_USE;
+
 /* ---- output ---------------------------------------------------------------------------------- */
 
 /* A line on stderr, unless --quiet: "ckpt: COMMAND: warning: ...". */

@@ -37,3 +37,8 @@ for args in "inspect $k --json" 'inspect --help' --help --version help 'help dif
 done
 # a part of a torch_dist checkpoint is not one
 for f in .metadata __0_0.distcp; do rc 4 inspect $m/iter_0000100/$f; one_line; err "open its directory, $m/iter_0000100/$"; done
+
+# The operation count of a training step.
+rc 0 inspect $FIXTURES/mcore/legacy_tp2 --flops 128; out "^128 tokens: .* operations forward"
+rc 0 inspect $FIXTURES/mcore/legacy_tp2 --flops 128 --json; out "flops_step"
+rc 4 inspect $FIXTURES/torch/dcp_full_expected.safetensors --flops 8; one_line; err "no known layout"
