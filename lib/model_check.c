@@ -266,6 +266,26 @@ static ckpt_status add_depths(ckpt_binder *b, ckpt_err *err)
     return CKPT_OK;
 }
 
+/* Multi-token prediction that is stored, but that the configuration does not mention (Qwen3-Next has
+ * no field for it): the pattern seen takes the place of the configured one. */
+static ckpt_status extend_pattern(ckpt_binder *b, const char *seen, const char **pattern,
+                                  ckpt_err *err)
+{
+    char name[64];
+    ckpt_model *m = b->m;
+    size_t n = *pattern != NULL ? strlen(*pattern) : 0;
+    snprintf(name, sizeof name, "mtp.%zu.eh_proj.weight", n);
+    if (n == 0 || n >= b->n_blocks || memcmp(*pattern, seen, n) != 0 ||
+        ckpt_json_get(m->config, "mtp_layers") != NULL || ckpt_model_find(m, name) < 0)
+        return CKPT_OK;
+    if (!ckpt_json_set(m->config, "pattern", ckpt_json_new_string(seen)))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    *pattern = seen;
+    return ckpt_bind_note(b, err,
+                          "multi-token prediction is stored, which the configuration does not "
+                          "mention");
+}
+
 /* Blocks seen against the configured pattern; the head against the tied flag. */
 ckpt_status ckpt_bind_config(ckpt_binder *b, char **pattern_out, ckpt_err *err)
 {
@@ -288,6 +308,9 @@ ckpt_status ckpt_bind_config(ckpt_binder *b, char **pattern_out, ckpt_err *err)
     m->n_blocks = (int)b->n_blocks;
     if (b->opts->lenient)
         return CKPT_OK;
+    ckpt_status status = extend_pattern(b, seen, &pattern, err);
+    if (status != CKPT_OK)
+        return status;
     if (pattern != NULL && strlen(pattern) != b->n_blocks)
         return ckpt_fail(err, CKPT_E_FORMAT,
                          "configuration has %zu blocks (%s), the tensors have %zu (%s)",

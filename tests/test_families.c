@@ -187,6 +187,8 @@ START_TEST(default_tags_choose_one_row_a_tensor)
         const ckpt_layout *a = ckpt_layouts[l];
         for (size_t r = 0; r < a->n_rows; r++) {
             int chosen = 0;
+            if (ckpt_row_copy_of(&a->rows[r]) != NULL)
+                continue; /* written only where asked for */
             for (size_t k = 0; k < a->n_rows; k++)
                 if (strcmp(a->rows[k].canon, a->rows[r].canon) == 0)
                     chosen +=
@@ -241,6 +243,8 @@ START_TEST(views_have_the_shape_of_the_schema)
     for (int l = 0; ckpt_layouts[l] != NULL; l++)
         for (size_t r = 0; r < ckpt_layouts[l]->n_rows; r++) {
             const ckpt_row *row = &ckpt_layouts[l]->rows[r];
+            if (ckpt_row_copy_of(row) != NULL)
+                continue; /* has the shape of what it repeats */
             ckpt_arena arena = {0};
             ckpt_err err = {0};
             ckpt_view_out out = {0};

@@ -28,6 +28,7 @@ static const fixture fixtures[] = {
     {"qwen3_tiny",           "hf:qwen3",          "*-*-",     0, "",                                      24 },
     {"qwen3_moe_tiny",       "hf:qwen3_moe",      "*E*-*E",   0, "experts=each",                          56 },
     {"moonlight_tiny",       "hf:deepseek_v3",    "+-+E+E",   0, "experts=each",                          61 },
+    {"deepseek_mtp_tiny",    "hf:deepseek_v3",    "+-+E+E",   1, "experts=each,mtp_copies=stored",        71 },
     {"bailing_hybrid_tiny",  "hf:bailing_hybrid", "K-+E",     0, "a_log=1d,kda_out=dense,experts=each",   48 },
     {"bailing_moe_tiny",     "hf:bailing_moe",    "*-*E*E",   1, "experts=each",                          68 },
     {"arcee_kda_tiny",       "hf:arcee_kda",      "K-K-K-*-", 0, "",                                      68 },
@@ -107,6 +108,7 @@ START_TEST(fixture_is_bound_whole)
     ck_assert_str_eq(ckpt_json_string(ckpt_json_get(m.config, "pattern")), f->pattern);
     ck_assert_int_eq((int)ckpt_canon_int(m.config, "mtp_layers"), f->depths);
     ck_assert_uint_eq(m.n_notes, 0);
+    ck_assert_uint_eq(m.n_copies, strstr(f->tags, "mtp_copies") != NULL ? 2 : 0);
     ckpt_model_release(&m);
     ckpt_source_close(&src);
 }

@@ -35,7 +35,7 @@ static const ckpt_row rows[] = {
     {"blocks.{2l}.kda.dt_bias",       ATTN "dt_bias",                             "NK A", NULL},
     {"blocks.{2l}.kda.o_norm.weight", ATTN "o_norm.weight",                       "B", NULL},
     {"blocks.{2l}.kda.o.weight",      ATTN "o_proj.weight",                       "H | NK B", NULL},
-    HF_ATTN_ROWS,
+    HF_ATTN_ROWS(HF_LAYER, "blocks.{2l}."),
     {"blocks.{2l+1}.mlp.norm.weight", HF_LAYER "post_attention_layernorm.weight", "H", NULL},
     {"blocks.{2l+1}.mlp.up.weight",   HF_LAYER "mlp.up_proj.weight",              "F | H", NULL},
     {"blocks.{2l+1}.mlp.down.weight", HF_LAYER "mlp.down_proj.weight",            "H | F", NULL},

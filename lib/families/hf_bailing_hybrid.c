@@ -42,13 +42,13 @@ static const ckpt_row rows[] = {
     {"blocks.{2l}.kda.o.weight",      ATTN "o_proj.weight",                        "H | NK B", "kda_out=o_proj"},
     {"blocks.{2l}.kda.o.weight",      ATTN "dense.weight",                         "H | NK B", "kda_out=dense"},
 
-    HF_MLA_ROWS("attention", "dense"),
+    HF_MLA_ROWS(HF_LAYER, "blocks.{2l}.", "attention", "dense"),
     {"blocks.{2l}.mla.gate.weight",   ATTN "g_proj.weight",                        "GM | H", NULL},
 
-    HF_MLP_ROWS,
-    HF_MOE_ROWS,
+    HF_MLP_ROWS(HF_LAYER, "blocks.{2l+1}."),
+    HF_MOE_ROWS(HF_LAYER, "blocks.{2l+1}."),
     {"blocks.{2l+1}.moe.router.bias", HF_LAYER "mlp.gate.expert_bias",             "E", NULL},
-    HF_SHARED_ROWS("shared_experts"),
+    HF_SHARED_ROWS(HF_LAYER, "blocks.{2l+1}.", "shared_experts"),
 
     {"mtp.{2l}.enorm.weight",         HF_LAYER "enorm.weight",                     "H", NULL},
     {"mtp.{2l}.hnorm.weight",         HF_LAYER "hnorm.weight",                     "H", NULL},

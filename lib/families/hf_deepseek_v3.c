@@ -4,7 +4,7 @@
  * Query projections are low rank or, with q_lora_rank null, direct. The rotated parts are stored in
  * interleaved pairs (rope_interleave), as Megatron has them. Multi-token prediction of depth d is
  * layer num_hidden_layers + d: its blocks simply continue the stack, and what joins it to the stack
- * is mtp.{2l}.*. The latent norms of transformers take an eps of 1e-6 whatever rms_norm_eps says. */
+ * is mtp.{2l}.*; published files repeat embedding and head there. The latent norms of transformers take an eps of 1e-6 whatever rms_norm_eps says. */
 #include "hf_common.h"
 #include "hf_rows.h"
 
@@ -15,15 +15,17 @@
 /* clang-format off */
 static const ckpt_row rows[] = {
     HF_TOP_ROWS,
-    HF_MLA_ROWS("self_attn", "o_proj"),
-    HF_MLP_ROWS,
-    HF_MOE_ROWS,
+    HF_MLA_ROWS(HF_LAYER, "blocks.{2l}.", "self_attn", "o_proj"),
+    HF_MLP_ROWS(HF_LAYER, "blocks.{2l+1}."),
+    HF_MOE_ROWS(HF_LAYER, "blocks.{2l+1}."),
     {"blocks.{2l+1}.moe.router.bias", HF_LAYER "mlp.gate.e_score_correction_bias", "E", NULL},
-    HF_SHARED_ROWS("shared_experts"),
+    HF_SHARED_ROWS(HF_LAYER, "blocks.{2l+1}.", "shared_experts"),
     {"mtp.{2l}.enorm.weight",         HF_LAYER "enorm.weight",                     "H", NULL},
     {"mtp.{2l}.hnorm.weight",         HF_LAYER "hnorm.weight",                     "H", NULL},
     {"mtp.{2l}.eh_proj.weight",       HF_LAYER "eh_proj.weight",                   "H | 2*H", NULL},
     {"mtp.{2l}.norm.weight",          HF_LAYER "shared_head.norm.weight",          "H", NULL},
+    {"mtp.{2l}.embed=embed.weight",   HF_LAYER "embed_tokens.weight",              "V | H", "mtp_copies=stored"},
+    {"mtp.{2l}.head=head.weight|embed.weight", HF_LAYER "shared_head.head.weight", "V | H", "mtp_copies=stored"},
 };
 /* clang-format on */
 

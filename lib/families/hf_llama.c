@@ -8,8 +8,8 @@
 /* clang-format off */
 static const ckpt_row rows[] = {
     HF_TOP_ROWS,
-    HF_ATTN_ROWS,
-    HF_MLP_ROWS,
+    HF_ATTN_ROWS(HF_LAYER, "blocks.{2l}."),
+    HF_MLP_ROWS(HF_LAYER, "blocks.{2l+1}."),
 };
 /* clang-format on */
 

@@ -6,51 +6,70 @@
  * in_proj_ba likewise U of beta, U of alpha. conv1d is flat. Qwen3.5 stores the same sections flat
  * (in_proj_qkv, z, b, a): tag gdn. A head of q_proj is D rows of query, then D of gate. All norms but
  * the gated one of GDN are stored minus one (norm_zero_centered). mrope_section of Qwen3.5 has no
- * effect on text. */
+ * effect on text.
+ *
+ * Multi-token prediction is under mtp.*, its blocks follow those of the stack. Published Qwen3-Next
+ * configurations have no field for it; num_nextn_predict_layers is what serving code looks for. */
 #include "hf_common.h"
 #include "hf_rows.h"
 
 #define NAME "hf:qwen3_next"
+#define MTP "num_nextn_predict_layers|mtp_num_hidden_layers"
 #define GDN "linear_attn."
 #define QKV "2*GK*GA+GV*GB" /* rows of conv1d and of the flat projection */
 #define QKVZ "GK 2*GA+2*U*GB"
 
 /* clang-format off */
+#define MAIN "blocks.{2l<P}."
+#define MAIN_MLP "blocks.{2l+1<P}."
+#define DEPTH "mtp.layers.{l}."
+
+#define GATED_ATTN_ROWS(P, B) \
+    {B "attn.norm.weight", P "input_layernorm.weight",  "H", NULL}, \
+    {B "attn.q.weight",    P "self_attn.q_proj.weight", "N 2=0 D | H", NULL}, \
+    {B "attn.gate.weight", P "self_attn.q_proj.weight", "N 2=1 D | H", NULL}, \
+    {B "attn.k.weight",    P "self_attn.k_proj.weight", "G D | H", NULL}, \
+    {B "attn.v.weight",    P "self_attn.v_proj.weight", "G D | H", NULL}, \
+    {B "attn.o.weight",    P "self_attn.o_proj.weight", "H | N D", NULL}, \
+    HF_QK_NORM_ROWS(P, B)
+
+#define CHANNEL_ROWS(P, B) \
+    HF_MLP_ROWS(P, B), \
+    HF_MOE_ROWS(P, B), \
+    HF_SHARED_ROWS(P, B, "shared_expert"), \
+    {B "moe.shared_gate.weight", P "mlp.shared_expert_gate.weight", "1 | H", NULL}
+
 static const ckpt_row rows[] = {
     HF_TOP_ROWS,
-    {"blocks.{2l}.attn.norm.weight",         HF_LAYER "input_layernorm.weight",              "H", NULL},
-    {"blocks.{2l}.attn.q.weight",            HF_LAYER "self_attn.q_proj.weight",             "N 2=0 D | H", NULL},
-    {"blocks.{2l}.attn.gate.weight",         HF_LAYER "self_attn.q_proj.weight",             "N 2=1 D | H", NULL},
-    {"blocks.{2l}.attn.k.weight",            HF_LAYER "self_attn.k_proj.weight",             "G D | H", NULL},
-    {"blocks.{2l}.attn.v.weight",            HF_LAYER "self_attn.v_proj.weight",             "G D | H", NULL},
-    {"blocks.{2l}.attn.o.weight",            HF_LAYER "self_attn.o_proj.weight",             "H | N D", NULL},
-    HF_QK_NORM_ROWS,
+    GATED_ATTN_ROWS(HF_LAYER, MAIN),
+    CHANNEL_ROWS(HF_LAYER, MAIN_MLP),
+    {MAIN "gdn.norm.weight",          HF_LAYER "input_layernorm.weight",              "H", NULL},
+    {MAIN "gdn.q.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[0:GA] | H", "gdn=packed"},
+    {MAIN "gdn.k.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[GA:2*GA] | H", "gdn=packed"},
+    {MAIN "gdn.v.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[2*GA:2*GA+U*GB] | H", "gdn=packed"},
+    {MAIN "gdn.z.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[2*GA+U*GB:2*GA+2*U*GB] | H", "gdn=packed"},
+    {MAIN "gdn.beta.weight",          HF_LAYER GDN "in_proj_ba.weight",               "GK 2*U[0:U] | H", "gdn=packed"},
+    {MAIN "gdn.alpha.weight",         HF_LAYER GDN "in_proj_ba.weight",               "GK 2*U[U:2*U] | H", "gdn=packed"},
+    {MAIN "gdn.q.weight",             HF_LAYER GDN "in_proj_qkv.weight",              QKV "[0:GK*GA] | H", "gdn=flat"},
+    {MAIN "gdn.k.weight",             HF_LAYER GDN "in_proj_qkv.weight",              QKV "[GK*GA:2*GK*GA] | H", "gdn=flat"},
+    {MAIN "gdn.v.weight",             HF_LAYER GDN "in_proj_qkv.weight",              QKV "[2*GK*GA:" QKV "] | H", "gdn=flat"},
+    {MAIN "gdn.z.weight",             HF_LAYER GDN "in_proj_z.weight",                "GV GB | H", "gdn=flat"},
+    {MAIN "gdn.beta.weight",          HF_LAYER GDN "in_proj_b.weight",                "GV | H", "gdn=flat"},
+    {MAIN "gdn.alpha.weight",         HF_LAYER GDN "in_proj_a.weight",                "GV | H", "gdn=flat"},
+    {MAIN "gdn.conv_q.weight",        HF_LAYER GDN "conv1d.weight",                   QKV "[0:GK*GA] | 1 | GW", NULL},
+    {MAIN "gdn.conv_k.weight",        HF_LAYER GDN "conv1d.weight",                   QKV "[GK*GA:2*GK*GA] | 1 | GW", NULL},
+    {MAIN "gdn.conv_v.weight",        HF_LAYER GDN "conv1d.weight",                   QKV "[2*GK*GA:" QKV "] | 1 | GW", NULL},
+    {MAIN "gdn.A_log",                HF_LAYER GDN "A_log",                           "GV", NULL},
+    {MAIN "gdn.dt_bias",              HF_LAYER GDN "dt_bias",                         "GV", NULL},
+    {MAIN "gdn.o_norm.weight",        HF_LAYER GDN "norm.weight",                     "GB", NULL},
+    {MAIN "gdn.o.weight",             HF_LAYER GDN "out_proj.weight",                 "H | GV GB", NULL},
 
-    {"blocks.{2l}.gdn.norm.weight",          HF_LAYER "input_layernorm.weight",              "H", NULL},
-    {"blocks.{2l}.gdn.q.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[0:GA] | H", "gdn=packed"},
-    {"blocks.{2l}.gdn.k.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[GA:2*GA] | H", "gdn=packed"},
-    {"blocks.{2l}.gdn.v.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[2*GA:2*GA+U*GB] | H", "gdn=packed"},
-    {"blocks.{2l}.gdn.z.weight",             HF_LAYER GDN "in_proj_qkvz.weight",             QKVZ "[2*GA+U*GB:2*GA+2*U*GB] | H", "gdn=packed"},
-    {"blocks.{2l}.gdn.beta.weight",          HF_LAYER GDN "in_proj_ba.weight",               "GK 2*U[0:U] | H", "gdn=packed"},
-    {"blocks.{2l}.gdn.alpha.weight",         HF_LAYER GDN "in_proj_ba.weight",               "GK 2*U[U:2*U] | H", "gdn=packed"},
-    {"blocks.{2l}.gdn.q.weight",             HF_LAYER GDN "in_proj_qkv.weight",              QKV "[0:GK*GA] | H", "gdn=flat"},
-    {"blocks.{2l}.gdn.k.weight",             HF_LAYER GDN "in_proj_qkv.weight",              QKV "[GK*GA:2*GK*GA] | H", "gdn=flat"},
-    {"blocks.{2l}.gdn.v.weight",             HF_LAYER GDN "in_proj_qkv.weight",              QKV "[2*GK*GA:" QKV "] | H", "gdn=flat"},
-    {"blocks.{2l}.gdn.z.weight",             HF_LAYER GDN "in_proj_z.weight",                "GV GB | H", "gdn=flat"},
-    {"blocks.{2l}.gdn.beta.weight",          HF_LAYER GDN "in_proj_b.weight",                "GV | H", "gdn=flat"},
-    {"blocks.{2l}.gdn.alpha.weight",         HF_LAYER GDN "in_proj_a.weight",                "GV | H", "gdn=flat"},
-    {"blocks.{2l}.gdn.conv_q.weight",        HF_LAYER GDN "conv1d.weight",                   QKV "[0:GK*GA] | 1 | GW", NULL},
-    {"blocks.{2l}.gdn.conv_k.weight",        HF_LAYER GDN "conv1d.weight",                   QKV "[GK*GA:2*GK*GA] | 1 | GW", NULL},
-    {"blocks.{2l}.gdn.conv_v.weight",        HF_LAYER GDN "conv1d.weight",                   QKV "[2*GK*GA:" QKV "] | 1 | GW", NULL},
-    {"blocks.{2l}.gdn.A_log",                HF_LAYER GDN "A_log",                           "GV", NULL},
-    {"blocks.{2l}.gdn.dt_bias",              HF_LAYER GDN "dt_bias",                         "GV", NULL},
-    {"blocks.{2l}.gdn.o_norm.weight",        HF_LAYER GDN "norm.weight",                     "GB", NULL},
-    {"blocks.{2l}.gdn.o.weight",             HF_LAYER GDN "out_proj.weight",                 "H | GV GB", NULL},
-
-    HF_MLP_ROWS,
-    HF_MOE_ROWS,
-    HF_SHARED_ROWS("shared_expert"),
-    {"blocks.{2l+1}.moe.shared_gate.weight", HF_LAYER "mlp.shared_expert_gate.weight",       "1 | H", NULL},
+    GATED_ATTN_ROWS(DEPTH, "blocks.{2l+P}."),
+    CHANNEL_ROWS(DEPTH, "blocks.{2l+P+1}."),
+    {"mtp.{P}.eh_proj.weight",               "mtp.fc.weight",                                "H | 2*H", NULL},
+    {"mtp.{P}.enorm.weight",                 "mtp.pre_fc_norm_embedding.weight",             "H", NULL},
+    {"mtp.{P}.hnorm.weight",                 "mtp.pre_fc_norm_hidden.weight",                "H", NULL},
+    {"mtp.{P}.norm.weight",                  "mtp.norm.weight",                              "H", NULL},
 };
 /* clang-format on */
 
@@ -110,7 +129,7 @@ static int claims(const ckpt_json *config)
 }
 
 static const ckpt_hf_rope rope = {.theta = 10000, .percent = 0.25};
-static const ckpt_hf_stack stack = {NAME, "*G", "-E", NULL};
+static const ckpt_hf_stack stack = {NAME, "*G", "-E", MTP};
 static const ckpt_hf_types mixer_types = {
     "layer_types", {"linear_attention", "full_attention"},
      {'G',                '*'             }
@@ -123,13 +142,15 @@ static ckpt_status read_pattern(const ckpt_json *stored, ckpt_json *canon, ckpt_
     ckpt_status status;
     int64_t interval = 0;
     bool seen = false;
-    CKPT_CHECK(ckpt_hf_layers_open(&x, stored, NULL, err));
+    CKPT_CHECK(ckpt_hf_layers_open(&x, stored, MTP, err));
     CKPT_CHECK(ckpt_hf_sparse_step_read(stored, &x, err));
     CKPT_CHECK(ckpt_hf_types_read(stored, &mixer_types, x.mixers, x.n, &seen, err));
     CKPT_CHECK(ckpt_field_size(stored, "full_attention_interval", false, &interval, err));
     interval = interval == 0 ? 4 : interval;
     for (int64_t i = 0; !seen && i < x.n; i++)
         x.mixers[i] = (i + 1) % interval == 0 ? '*' : 'G';
+    for (int64_t i = x.n; i < x.n + x.mtp; i++)
+        x.mixers[i] = '*';
 done:
     return ckpt_hf_layers_close(&x, status, canon, err);
 }

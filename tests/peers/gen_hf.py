@@ -142,6 +142,24 @@ def deepseek_mtp(out, name):
     save_file(tensors | last, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
 
 
+def qwen3_next_mtp(out, name):
+    """A GDN layer, an attention layer and mtp.*, which transformers ignores; in bf16."""
+    c = tf.Qwen3NextConfig(**BASE, num_key_value_heads=2, head_dim=32, linear_num_key_heads=2,
+                           linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+                           moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4,
+                           num_experts_per_tok=2, layer_types=["linear_attention", "full_attention"])
+    save(out, name, build(tf.Qwen3NextForCausalLM, c), torch.bfloat16)
+    path = os.path.join(out, name, "model.safetensors")
+    tensors = load_file(path)
+    g = torch.Generator().manual_seed(19)
+    depth = {k.replace("model.layers.1.", "mtp.layers.0."): random_tensor(g, *v.shape)
+             for k, v in tensors.items() if "layers.1." in k}
+    depth |= {"mtp.fc.weight": random_tensor(g, H, 2 * H), "mtp.norm.weight": random_tensor(g, H),
+              "mtp.pre_fc_norm_embedding.weight": random_tensor(g, H),
+              "mtp.pre_fc_norm_hidden.weight": random_tensor(g, H)}
+    save_file(tensors | depth, path, metadata={"format": "pt"})
+
+
 def deepseek_fp8(out, name):
     """Block-quantised as published: 128 x 128 blocks, partial at the edges (kv_a has 144 rows)."""
     scaling = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=128, beta_fast=32.0,
@@ -261,7 +279,8 @@ def arcee_kda(out, name):
 
 MODELS = dict(qwen2_tiny=qwen2, qwen3_tiny=qwen3, qwen3_moe_tiny=qwen3_moe, llama3_tiny=llama3,
               moonlight_tiny=moonlight, bailing_hybrid_tiny=bailing_hybrid, qwen3_5_tiny=qwen3_5,
-              deepseek_mtp_tiny=deepseek_mtp, deepseek_fp8_tiny=deepseek_fp8,
+              deepseek_mtp_tiny=deepseek_mtp, qwen3_next_mtp_tiny=qwen3_next_mtp,
+              deepseek_fp8_tiny=deepseek_fp8,
               bailing_moe_tiny=bailing_moe, arcee_kda_tiny=arcee_kda)
 
 if __name__ == "__main__":
