@@ -23,6 +23,7 @@ static void describe(ckpt_factor *f, ckpt_derived *d, int64_t *dims, int64_t row
 {
     dims[0] = rows;
     dims[1] = cols;
+    d->kind = CKPT_DERIVE_FACTOR;
     d->factor = f;
     d->rows = rows;
     d->cols = cols;

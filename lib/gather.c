@@ -30,7 +30,8 @@ typedef struct walk {
     loops *l;
     const ckpt_dst *dst;
     int64_t dst_stride[CKPT_MAX_RANK]; /* elements, row-major over the destination box */
-    const ckpt_tensor *tensor;         /* source; NULL: only count */
+    const struct ckpt_derived *derived;
+    const ckpt_tensor *tensor; /* source; NULL: only count */
     const ckpt_chunk *chunk;
     int64_t src_stride[CKPT_MAX_RANK];
     int64_t max_len0; /* longest chunk along axis 0 */
@@ -355,7 +356,7 @@ static ckpt_status emit(walk *w)
     w->out->copies = p;
     if (status != CKPT_OK)
         return status;
-    ckpt_copy copy = {.n_loops = n, .file = w->chunk->file};
+    ckpt_copy copy = {.n_loops = n, .file = w->chunk->file, .derived = w->derived};
     copy.loop = ckpt_arena_memdup(w->arena, merged, (size_t)n * sizeof merged[0]);
     if (copy.loop == NULL)
         return ckpt_fail(w->err, CKPT_E_NOMEM, "out of memory for a plan");
@@ -394,8 +395,14 @@ ckpt_status ckpt_gather_add(const ckpt_source *src, const ckpt_canon *c, const c
     if (map_is_empty(&c->map) || map_is_empty(dst->map))
         return CKPT_OK;
     loops l = {0};
-    walk w = {
-        .l = &l, .dst = dst, .tensor = t, .elem = bits / 8, .arena = arena, .out = out, .err = err};
+    walk w = {.l = &l,
+              .dst = dst,
+              .tensor = t,
+              .elem = bits / 8,
+              .arena = arena,
+              .out = out,
+              .err = err,
+              .derived = c->derived};
     ckpt_map whole[2];
     ckpt_axis flat[2];
     ckpt_dst flat_dst;
@@ -493,8 +500,7 @@ ckpt_status ckpt_gather_canon(const ckpt_source *src, const ckpt_canon *c, ckpt_
                          .from = c->dtype,
                          .to = c->dtype,
                          .swap = stored->big_endian,
-                         .add_from = (int8_t)-c->shift,
-                         .derived = c->derived};
+                         .add_from = (int8_t)-c->shift};
     CKPT_TRY(ckpt_gather_add(src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
              stored->name);
     if (covered != c->bytes) {

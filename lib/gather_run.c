@@ -12,6 +12,7 @@ typedef struct runner {
     ckpt_source *src;
     const ckpt_gather *g;
     uint32_t file;
+    const ckpt_derived *derived;
     int elem;
     uint64_t lo, hi; /* destination window */
     uint8_t *out;    /* byte lo of the destination */
@@ -23,7 +24,7 @@ typedef struct runner {
 static ckpt_status read_file(runner *r, void *buf, size_t n, uint64_t offset, ckpt_err *err)
 {
     if (r->file >= CKPT_DERIVED_FILE)
-        return ckpt_derived_read(r->src, r->g->derived, buf, n, offset, err);
+        return ckpt_derived_read(r->src, r->derived, buf, n, offset, err);
     return ckpt_source_read(r->src, r->file, buf, n, offset, err);
 }
 
@@ -185,6 +186,7 @@ static ckpt_status run_window(ckpt_source *src, const ckpt_gather *g, uint64_t l
         if (c->last + (uint64_t)r.elem <= lo)
             continue;
         r.file = c->file;
+        r.derived = c->derived;
         ckpt_status status = run_part(&r, c->loop, c->n_loops, c->src, c->dst);
         if (status != CKPT_OK)
             return status;

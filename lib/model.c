@@ -412,6 +412,7 @@ static ckpt_status bind_layout(ckpt_binder *b, ckpt_err *err)
     CKPT_CHECK(read_config(b, err));
     CKPT_CHECK(ckpt_bind_match(b, err));
     CKPT_CHECK(ckpt_bind_depths_stored(b, err));
+    CKPT_CHECK(ckpt_bind_scales(b, err));
     CKPT_CHECK(ckpt_bind_unknown(b, err));
     if (b->n_unknown > 0 && !b->opts->allow_unknown && !b->opts->lenient) {
         status = ckpt_bind_refuse(b, err);
@@ -419,6 +420,7 @@ static ckpt_status bind_layout(ckpt_binder *b, ckpt_err *err)
     }
     CKPT_CHECK(ckpt_bind_kinds(b, err));
     CKPT_CHECK(build_all(b, err));
+    CKPT_CHECK(ckpt_bind_dequantised(b, err));
     CKPT_CHECK(push_unknown(b, err));
     CKPT_CHECK(ckpt_bind_states(b, err));
     CKPT_CHECK(sort_tensors(b, err));
@@ -455,6 +457,7 @@ done:
     free(b.block_kind);
     free(b.matched);
     free(b.unknown);
+    free(b.scale_of);
     free(b.refs);
     if (status != CKPT_OK)
         ckpt_model_release(model);

@@ -47,6 +47,8 @@ typedef struct ckpt_model {
     ckpt_canon *copies; /* stored tensors that repeat another; name is that one's canonical name.
                            Not part of tensors, digests or the root */
     size_t n_copies;
+    size_t n_fp8; /* weights in F8 blocks that are dequantised while they are read (fp8_raw: not) */
+    bool fp8_raw;
     int n_blocks; /* those of multi-token prediction included */
     int n_main;   /* those before them */
     const char
@@ -65,6 +67,7 @@ typedef struct ckpt_model_opts {
     const ckpt_layout *layout; /* force; NULL = detect */
     const char *layout_group;  /* restrict detection to a --layout group, or NULL */
     bool allow_unknown;        /* stored tensors without a row become extra instead of an error */
+    bool fp8_raw;              /* F8 weights and their scales as they are stored, not dequantised */
     bool lenient;              /* inspect: unknown tensors, missing ones and config conflicts are
                                   collected as notes, never errors */
 } ckpt_model_opts;

@@ -35,6 +35,7 @@ typedef struct ckpt_binder {
     ckpt_state_ref *refs; /* per stored tensor: optimizer state, see model_optim.c */
     size_t n_states;
     const char *state_tag;
+    uint32_t *scale_of; /* stored tensor that scales the blocks of a stored one, or CKPT_NO_SCALE */
 } ckpt_binder;
 
 /* Append a canonical tensor to the model; a stored tensor whole as an extra one. */
@@ -68,6 +69,11 @@ static inline bool ckpt_bind_is_state(const ckpt_binder *b, size_t tensor)
     return b->refs != NULL && b->refs[tensor].kind != CKPT_STATE_NONE &&
            b->refs[tensor].kind != CKPT_STATE_OTHER;
 }
+/* model_fp8.c: block-quantised weights; before unknown tensors are sorted out, and once canonical
+ * tensors are built. */
+#define CKPT_NO_SCALE UINT32_MAX
+ckpt_status ckpt_bind_scales(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_bind_dequantised(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
 /* Every block has what the layout requires of its kind. */
 ckpt_status ckpt_bind_complete(ckpt_binder *b, ckpt_err *err) CKPT_MUST_USE;
 /* Blocks against the configured pattern, head against the tied flag; gives the pattern seen. */

@@ -193,8 +193,7 @@ static ckpt_gather value_ops(const ckpt_planner *p, const ckpt_item *it)
 {
     ckpt_gather g = {.from = it->canon.dtype,
                      .to = it->dtype,
-                     .swap = ckpt_canon_tensor(p->model->src, &it->canon)->big_endian,
-                     .derived = it->canon.derived};
+                     .swap = ckpt_canon_tensor(p->model->src, &it->canon)->big_endian};
     if (it->canon.shift != it->shift || g.from != g.to) {
         g.add_from = (int8_t)-it->canon.shift;
         g.add_to = (int8_t)it->shift;
@@ -271,8 +270,7 @@ static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_er
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' and '%s' would both become '%s'",
                              a->name, b->name, it->stored);
         if (other->canon.dtype != it->canon.dtype || other->dtype != it->dtype ||
-            a->big_endian != b->big_endian ||
-            (other->canon.derived != NULL && other->canon.derived != it->canon.derived))
+            a->big_endian != b->big_endian)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                              "'%s' is %s but '%s' is %s: they share target tensor '%s'", a->name,
                              ckpt_dtype_get(it->canon.dtype)->name, b->name,
@@ -410,6 +408,8 @@ static ckpt_status settle_config(ckpt_planner *p, ckpt_err *err)
         plan->out.config_kind = src->config_kind;
         if (src->config != NULL && plan->config == NULL)
             return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        if (p->model->n_fp8 > 0 && !p->model->fp8_raw)
+            ckpt_json_delete(plan->config, "quantization_config");
     } else if (p->layout->config_write != NULL) {
         const ckpt_json *foreign = p->same_layout ? src->config : p->opts->foreign_config;
         CKPT_TRY(p->layout->config_write(plan->canon_config, foreign, &p->opts->mesh, &plan->config,
@@ -606,6 +606,11 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
     CKPT_CHECK(ckpt_plan_padding(&p, err));
     CKPT_CHECK(ckpt_plan_check_copies(&p, err));
     CKPT_CHECK(ckpt_plan_states(&p, err));
+    if (model->n_fp8 > 0 && !model->fp8_raw)
+        CKPT_CHECK(WARN(&p, err,
+                        "%zu F8_E4M3 tensors become BF16: product with their scales rounded once; "
+                        "the way back is not exact and is not offered",
+                        model->n_fp8));
     CKPT_CHECK(settle_config(&p, err));
     CKPT_CHECK(settle_vocab(&p, err));
     CKPT_CHECK(settle_choices(&p, err));

@@ -22,6 +22,7 @@ typedef struct ckpt_copy {
     uint64_t last; /* dst of the last element: dst + sum (n-1)*dst stride */
     uint32_t file;
     int n_loops;
+    const struct ckpt_derived *derived; /* what a copy from CKPT_DERIVED_FILE is computed from */
 } ckpt_copy;
 
 typedef struct ckpt_gather {
@@ -34,7 +35,6 @@ typedef struct ckpt_gather {
     /* Added to every value, rounded to the element type each time: before the cast, after it, and
      * then once more (what re-reading a shifted tensor gives). All 0: none. */
     int8_t add_from, add_to, add_back;
-    const struct ckpt_derived *derived; /* what copies from CKPT_DERIVED_FILE are computed from */
 } ckpt_gather;
 
 /* Gather of a canonical tensor, row-major. */

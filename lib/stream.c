@@ -1,5 +1,6 @@
 /* Reading jobs of the executor: digests of a model, digests of files, visits. */
 #include "checked.h"
+#include "derive.h"
 #include "gather.h"
 #include "job.h"
 
@@ -93,6 +94,24 @@ typedef struct files_job {
     ckpt_file_hash *out;
 } files_job;
 
+/* Runs of one gather; a computed tensor covers what it is computed from. */
+static ckpt_status cover_gather(files_job *f, const ckpt_gather *g, ckpt_err *err)
+{
+    int bits = ckpt_dtype_get(g->from)->bits;
+    for (size_t k = 0; k < g->n_copies; k++) {
+        const ckpt_copy *copy = &g->copies[k];
+        ckpt_status status;
+        if (copy->derived == NULL)
+            status = ckpt_copy_src_runs(copy, bits % 8 == 0 ? bits / 8 : 1, add_span,
+                                        &f->covered[copy->file], err);
+        else if ((status = cover_gather(f, &copy->derived->a, err)) == CKPT_OK)
+            status = cover_gather(f, &copy->derived->b, err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status cover_files(files_job *f, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -102,10 +121,7 @@ static ckpt_status cover_files(files_job *f, ckpt_err *err)
         const ckpt_canon *c = i < n ? &f->model->tensors[i] : &f->model->copies[i - n];
         ckpt_gather g;
         CKPT_CHECK(ckpt_gather_canon(f->model->src, c, &arena, &g, err));
-        int bits = ckpt_dtype_get(g.from)->bits;
-        for (size_t k = 0; k < g.n_copies; k++)
-            CKPT_CHECK(ckpt_copy_src_runs(&g.copies[k], bits % 8 == 0 ? bits / 8 : 1, add_span,
-                                          &f->covered[g.copies[k].file], err));
+        CKPT_CHECK(cover_gather(f, &g, err));
     }
     for (size_t i = 0; i < f->model->src->n_files; i++)
         if (f->covered[i].n > 1)

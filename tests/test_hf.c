@@ -22,6 +22,7 @@ static const fixture fixtures[] = {
     {"kimi_linear_tiny",     "hf:kimi_linear",    "K-KEKE+E", 0, "dense_mlp=block_sparse_moe,a_log=4d",   151},
     {"qwen3_next_tiny",      "hf:qwen3_next",     "GEGEGE*E", 0, "gdn=packed,experts=each",               173},
     {"qwen3_5_tiny",         "hf:qwen3_next",     "G-*-",     0, "gdn=flat",                              33 },
+    {"qwen3_next_mtp_tiny",  "hf:qwen3_next",     "GE*E*E",   1, "gdn=packed,experts=each",               91 },
     {"llama_tiny_tied",      "hf:llama",          "*-*-",     0, "",                                      20 },
     {"llama3_tiny",          "hf:llama",          "*-*-",     0, "",                                      21 },
     {"qwen2_tiny",           "hf:qwen2",          "*-*-",     0, "",                                      27 },
@@ -107,7 +108,8 @@ START_TEST(fixture_is_bound_whole)
     ck_assert_uint_eq(m.n_extras, 0);
     ck_assert_str_eq(ckpt_json_string(ckpt_json_get(m.config, "pattern")), f->pattern);
     ck_assert_int_eq((int)ckpt_canon_int(m.config, "mtp_layers"), f->depths);
-    ck_assert_uint_eq(m.n_notes, 0);
+    /* a depth that no field mentions is noted */
+    ck_assert_uint_eq(m.n_notes, strcmp(f->name, "qwen3_next_mtp_tiny") == 0);
     ck_assert_uint_eq(m.n_copies, strstr(f->tags, "mtp_copies") != NULL ? 2 : 0);
     ckpt_model_release(&m);
     ckpt_source_close(&src);

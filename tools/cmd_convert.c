@@ -159,6 +159,16 @@ done:
     return status;
 }
 
+/* F8 blocks and their scales stay what they are where neither layout nor type changes. */
+static bool keeps_fp8(const conversion *c)
+{
+    const char *group = group_names[c->o->layout];
+    bool own_table = c->o->map != NULL && !c->map.source;
+    return c->model.n_fp8 > 0 && c->o->dtype == 0 && !own_table &&
+           (c->o->layout == LAYOUT_KEEP ||
+            (group != NULL && strcmp(group, c->model.layout->group) == 0));
+}
+
 static ckpt_status open_source(conversion *c, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -180,6 +190,11 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
     if (c->o->optimizer == OPTIMIZER_DROP)
         CKPT_CHECK(drop_optimizer(c, err));
     CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model, &c->src, &bind, err));
+    if (keeps_fp8(c)) {
+        ckpt_model_release(&c->model);
+        bind.fp8_raw = true;
+        CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model, &c->src, &bind, err));
+    }
     ckpt_err why = {0};
     if (ckpt_manifest_load(&c->src, &c->old, &c->has_old, &why) != CKPT_OK) {
         CKPT_CHECK(ckpt_report_warn(c->tool, &c->report, err, "%s: ignored", why.text));

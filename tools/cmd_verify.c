@@ -181,6 +181,13 @@ static ckpt_status open_all(verification *v, ckpt_err *err)
         v->has_manifest = false;
         status = CKPT_OK;
     }
+    /* a manifest over F8 weights and their scales as they are stored */
+    if (status == CKPT_OK && v->has_manifest && v->model.n_fp8 > 0 &&
+        ckpt_tool_is_fp8(&v->manifest)) {
+        ckpt_model_release(&v->model);
+        bind.fp8_raw = true;
+        status = ckpt_tool_bind(v->tool, &v->model, &v->src, &bind, err);
+    }
 done:
     return status;
 }

@@ -130,6 +130,14 @@ static ckpt_status note_partial(ckpt_model *model, ckpt_err *err)
     return status;
 }
 
+bool ckpt_tool_is_fp8(const ckpt_manifest *m)
+{
+    for (size_t i = 0; i < m->n_tensors; i++)
+        if (m->tensors[i].dtype == CKPT_F8_E4M3)
+            return true;
+    return false;
+}
+
 static bool is_whole(const ckpt_model *model)
 {
     for (size_t i = 0; i < model->n_notes; i++)

@@ -301,7 +301,8 @@ ckpt_status ckpt_convert_reread(ckpt_tool *tool, const ckpt_manifest *m,
     ckpt_source src = {0};
     ckpt_model model = {0};
     ckpt_open_opts opts = {.iteration = -1, .container = container->name};
-    ckpt_model_opts bind = {.layout = layout, .allow_unknown = true};
+    ckpt_model_opts bind = {
+        .layout = layout, .allow_unknown = true, .fp8_raw = ckpt_tool_is_fp8(m)};
     if (layout == NULL)
         bind.layout_group = ""; /* no layout's: names stay as stored */
     CKPT_CHECK(compare_files(m, path, dir, err));

@@ -81,6 +81,8 @@ const char *ckpt_tool_clean(ckpt_tool *tool, const char *s);
 /* Shell pattern; '*' also matches '.' and '/'. */
 bool ckpt_glob(const char *pattern, const char *name);
 bool ckpt_glob_any(const ckpt_strings *patterns, const char *name);
+/* True if a manifest was made over F8 weights as they are stored beside their scales. */
+bool ckpt_tool_is_fp8(const ckpt_manifest *m);
 /* Patterns given by the user against a canonical tensor: either name may match. An empty include
  * list selects everything. */
 bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strings *include,
