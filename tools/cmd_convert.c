@@ -235,35 +235,6 @@ static ckpt_status choose_container(conversion *c, ckpt_err *err)
     return ckpt_convert_compression(c->o->compress, c->container, &c->plan_opts.deflate, err);
 }
 
-/* Several layouts of one group may serve a family: the one that an earlier configuration of the
- * group belongs to, else the first that can express this model. */
-static const ckpt_layout *first_fitting(const conversion *c, const char *group)
-{
-    const ckpt_layout *first = NULL, *fits = NULL;
-    const ckpt_json *foreign = ckpt_foreign_config(c->has_old ? &c->old : NULL, group);
-    for (size_t i = 0; ckpt_layouts[i] != NULL; i++) {
-        const ckpt_layout *l = ckpt_layouts[i];
-        ckpt_json *config = NULL;
-        if (strcmp(l->group, group) != 0 || strcmp(l->family, c->model.layout->family) != 0)
-            continue;
-        bool claimed = foreign != NULL && l->claims != NULL && l->claims(foreign) > 0;
-        if (first == NULL || claimed)
-            first = l;
-        if (fits != NULL && !claimed)
-            continue;
-        ckpt_status status =
-            l->config_write == NULL
-                ? CKPT_OK
-                : l->config_write(c->model.config, foreign, &c->plan_opts.mesh, &config, NULL);
-        ckpt_json_free(config);
-        if (status == CKPT_OK && claimed)
-            return l;
-        if (status == CKPT_OK)
-            fits = l;
-    }
-    return fits != NULL ? fits : first;
-}
-
 static ckpt_status choose_layout(conversion *c, ckpt_err *err)
 {
     const char *group = group_names[c->o->layout];
@@ -278,7 +249,9 @@ static ckpt_status choose_layout(conversion *c, ckpt_err *err)
                          "%s: no known model family, so it cannot become layout %s; --layout keep "
                          "changes only the container",
                          c->src_path, group);
-    c->layout = first_fitting(c, group);
+    c->layout =
+        ckpt_convert_fitting(&c->model, ckpt_foreign_config(c->has_old ? &c->old : NULL, group),
+                             &c->plan_opts.mesh, group);
     if (c->layout == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: family %s has no layout %s", c->src_path,
                          c->model.layout->family, group);
