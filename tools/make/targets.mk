@@ -14,7 +14,7 @@ GEN_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/gen/*.c)))
 GEN_LIB   := $(filter-out %/gen.o,$(GEN_OBJ))
 PROP_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/property/*.c)))
 STCMP_OBJ := $(BUILD)/tests/tools/stcmp.o
-EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ)
+EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ) $(BUILD)/tests/bench/engine.o
 
 # make gen             $(BUILD)/gen, which writes synthetic checkpoints (tests/gen/gen.c)
 .PHONY: gen
@@ -30,13 +30,20 @@ $(BUILD)/stcmp: $(STCMP_OBJ)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(STCMP_OBJ)
 
+# make engbench        $(BUILD)/engbench, which times the engine (tests/bench/engine.sh)
+.PHONY: engbench
+engbench: $(BUILD)/engbench
+$(BUILD)/engbench: $(BUILD)/tests/bench/engine.o $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 $(BUILD)/property: $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a $(LDLIBS)
 
 # make all-tests       compile every test program without running one
 .PHONY: all-tests
-all-tests: $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(BUILD)/gen $(BUILD)/stcmp
+all-tests: $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(BUILD)/gen $(BUILD)/stcmp $(BUILD)/engbench
 
 # ---- checks -----------------------------------------------------------------------------------
 
