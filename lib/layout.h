@@ -104,6 +104,9 @@ typedef struct ckpt_layout {
     /* The same of the stored configuration that is being written ("layers=stacked"): they beat
      * only default_tags. NULL = none. */
     void (*choices_written)(const ckpt_json *stored, ckpt_buf *out);
+    /* Whether models like this are usually stored in this layout: where several layouts of a group
+     * can hold one, such a layout is taken. NULL = yes. */
+    bool (*usual)(const ckpt_json *canon);
     /* 1 if this stored configuration certainly belongs to the layout (architectures, model_type,
      * args), 0 unknown, -1 certainly not. config may be NULL (0). */
     int (*claims)(const ckpt_json *config);

@@ -83,6 +83,13 @@ void ckpt_model_release(ckpt_model *model);
 /* By canonical name, or -1. */
 int64_t ckpt_model_find(const ckpt_model *model, const char *name);
 
+/* Several layouts of one group may serve a family: the one that an earlier configuration of the
+ * group (foreign, may be NULL) belongs to, else the first usual one for such models that can express
+ * this one, else the first that can, else the one with places for most of it; NULL if the group has
+ * none. */
+const ckpt_layout *ckpt_layout_for(const ckpt_model *model, const ckpt_json *foreign,
+                                   const ckpt_mesh *mesh, const char *group);
+
 /* A model whose configuration ties the head to the embedding but that stores a head as well. Reads
  * both tensors unless their types already differ. */
 typedef enum ckpt_tied {

@@ -79,6 +79,41 @@ static ckpt_status count_matches(const ckpt_binder *b, const ckpt_layout *layout
     return CKPT_OK;
 }
 
+/* Blocks below the last one that no tensor belongs to: the wrong one of two layouts with the same
+ * names leaves every other block empty. */
+static ckpt_status count_holes(const ckpt_binder *b, const ckpt_layout *layout, size_t *out,
+                               ckpt_err *err)
+{
+    enum { LIMIT = 65536 };
+    const ckpt_source *src = b->m->src;
+    size_t n = 0;
+    ckpt_row_index x;
+    bool *seen = calloc(LIMIT, sizeof *seen);
+    if (seen == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    ckpt_status status = ckpt_row_index_build(&x, layout, false, err);
+    if (status != CKPT_OK)
+        goto done;
+    for (size_t i = 0; i < src->n_tensors; i++)
+        for (int32_t r = ckpt_row_index_first(&x, src->tensors[i].name); r >= 0; r = x.next[r]) {
+            ckpt_index at;
+            int64_t block;
+            if (strncmp(layout->rows[r].canon, "blocks.{", 8) != 0 ||
+                !ckpt_row_fits(&layout->rows[r], &src->tensors[i], &at) ||
+                !ckpt_pattern_first(layout->rows[r].canon, NULL, &at, &block) || block >= LIMIT)
+                continue;
+            seen[block] = true;
+            n = (size_t)block >= n ? (size_t)block + 1 : n;
+        }
+    *out = 0;
+    for (size_t i = 0; i < n; i++)
+        *out += !seen[i];
+    ckpt_row_index_free(&x);
+done:
+    free(seen);
+    return status;
+}
+
 /* The layout whose rows explain most tensors; one that claims the configuration wins over others.
  * At least half must match: below that the checkpoint is of no known family. */
 ckpt_status ckpt_bind_detect(ckpt_binder *b, ckpt_err *err)
@@ -115,7 +150,16 @@ ckpt_status ckpt_bind_detect(ckpt_binder *b, ckpt_err *err)
             rival = layout;
         }
     }
-    if (rival != NULL && !b->opts->lenient)
+    size_t holes = 0, rival_holes = 0;
+    if (rival != NULL) {
+        ckpt_status status = count_holes(b, best, &holes, err);
+        if (status == CKPT_OK)
+            status = count_holes(b, rival, &rival_holes, err);
+        if (status != CKPT_OK)
+            return status;
+        best = rival_holes < holes ? rival : best;
+    }
+    if (rival != NULL && holes == rival_holes && !b->opts->lenient)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "layouts %s and %s both fit", best->name,
                          rival->name);
     b->layout = best;

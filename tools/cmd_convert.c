@@ -249,9 +249,8 @@ static ckpt_status choose_layout(conversion *c, ckpt_err *err)
                          "%s: no known model family, so it cannot become layout %s; --layout keep "
                          "changes only the container",
                          c->src_path, group);
-    c->layout =
-        ckpt_convert_fitting(&c->model, ckpt_foreign_config(c->has_old ? &c->old : NULL, group),
-                             &c->plan_opts.mesh, group);
+    c->layout = ckpt_layout_for(&c->model, ckpt_foreign_config(c->has_old ? &c->old : NULL, group),
+                                &c->plan_opts.mesh, group);
     if (c->layout == NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: family %s has no layout %s", c->src_path,
                          c->model.layout->family, group);

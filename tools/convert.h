@@ -76,10 +76,4 @@ ckpt_status ckpt_convert_compression(const char *text, const ckpt_container *con
 ckpt_status ckpt_convert_check_config(const ckpt_model *model, const ckpt_manifest *old,
                                       ckpt_err *err) CKPT_MUST_USE;
 
-/* Several layouts of one group may serve a family: the one that an earlier configuration of the group
- * (foreign, may be NULL) belongs to, else the first that can express this model, else, for the message
- * that says what it cannot, the one that could hold most of it. NULL: the family has none. */
-const ckpt_layout *ckpt_convert_fitting(const ckpt_model *model, const ckpt_json *foreign,
-                                        const ckpt_mesh *mesh, const char *group);
-
 #endif

@@ -432,14 +432,41 @@ static ckpt_json *read_earlier(const ckpt_dialect *d, const ckpt_json *foreign)
     return was;
 }
 
+/* An earlier configuration may name depths of multi-token prediction whose tensors were never stored
+ * (transformers drops them when it saves); the model then has none, but what the configuration says
+ * stays. *out is the canonical configuration with them, or NULL. */
+static ckpt_status keep_depths(const ckpt_json *canon, const ckpt_json *was, ckpt_json **out,
+                               ckpt_err *err)
+{
+    static const char *const keys[] = {"pattern", "mtp_layers", "mtp_blocks"};
+    const char *now = ckpt_json_string(ckpt_json_get(canon, "pattern"));
+    const char *before = ckpt_json_string(ckpt_json_get(was, "pattern"));
+    int64_t blocks = ckpt_canon_int(was, "mtp_blocks");
+    if (now == NULL || before == NULL || blocks == 0 || ckpt_canon_int(canon, "mtp_blocks") != 0 ||
+        strlen(before) != strlen(now) + (size_t)blocks || strncmp(before, now, strlen(now)) != 0)
+        return CKPT_OK;
+    for (const ckpt_json *c = ckpt_json_child(canon); c != NULL; c = ckpt_json_next(c))
+        if (strcmp(ckpt_json_key(c), "pattern") != 0 &&
+            !same(c, ckpt_json_get(was, ckpt_json_key(c))))
+            return CKPT_OK; /* another model */
+    *out = ckpt_json_dup(canon);
+    for (size_t i = 0; *out != NULL && i < 3; i++) {
+        ckpt_json *value = ckpt_json_dup(ckpt_json_get(was, keys[i]));
+        if (value == NULL || !ckpt_json_set(*out, keys[i], value))
+            return no_memory(err);
+    }
+    return *out != NULL ? CKPT_OK : no_memory(err);
+}
+
 ckpt_status ckpt_dialect_write(const ckpt_dialect *d, const ckpt_json *canon,
                                const ckpt_json *foreign, const ckpt_mesh *mesh, ckpt_json **out,
                                ckpt_err *err)
 {
     ckpt_status status;
     ckpt_json *was = NULL;
+    ckpt_json *longer = NULL;
     ckpt_field_write w = {
-        .canon = canon, .mesh = {1, 1, 1, 1, 1, 1}
+        .name = d->name, .canon = canon, .mesh = {1, 1, 1, 1, 1, 1}
     };
     *out = NULL;
     CKPT_CHECK(ckpt_config_check(canon, err));
@@ -453,6 +480,8 @@ ckpt_status ckpt_dialect_write(const ckpt_dialect *d, const ckpt_json *canon,
     if (ckpt_json_is_object(foreign) && d->claims(foreign) > 0) {
         w.foreign = foreign;
         w.was = was = read_earlier(d, foreign);
+        CKPT_CHECK(keep_depths(canon, was, &longer, err));
+        w.canon = canon = longer != NULL ? longer : canon;
     }
     w.out = w.foreign != NULL ? ckpt_json_dup(foreign) : ckpt_json_new_object();
     if (w.out == NULL)
@@ -468,6 +497,7 @@ ckpt_status ckpt_dialect_write(const ckpt_dialect *d, const ckpt_json *canon,
     *out = w.out;
     w.out = NULL;
 done:
+    ckpt_json_free(longer);
     ckpt_json_free(was);
     ckpt_json_free(w.out);
     return status;

@@ -46,6 +46,7 @@ typedef struct ckpt_constant {
 
 /* What a dialect's own write function sees. */
 typedef struct ckpt_field_write {
+    const char *name; /* of the dialect, for messages */
     const ckpt_json *canon;
     const ckpt_json *was;     /* canonical reading of the earlier configuration, or NULL */
     const ckpt_json *foreign; /* the earlier configuration itself, or NULL */

@@ -20,6 +20,7 @@ extern const ckpt_layout ckpt_layout_hf_bailing_hybrid;
 extern const ckpt_layout ckpt_layout_hf_bailing_moe;
 extern const ckpt_layout ckpt_layout_hf_arcee_kda;
 extern const ckpt_layout ckpt_layout_fla_kda;
+extern const ckpt_layout ckpt_layout_megatron_gpt;
 extern const ckpt_layout ckpt_layout_megatron_hybrid;
 
 /* Hugging Face style: layer i is blocks 2i (mixer) and 2i+1 (channel mixer). Checks that the

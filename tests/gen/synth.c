@@ -554,6 +554,7 @@ static void random_hf(synth_model *m, synth_rng *rng)
         m->pattern[2 * l + 1] = l < s.dense ? '-' : 'E';
     }
     set_units(m, &s);
+    m->blocks = s.layers; /* a pipeline stage may not cut a layer */
     hf_model(m, &s, mixers);
 }
 

@@ -107,12 +107,16 @@ typedef struct target {
     uint64_t max_shard;
 } target;
 
-static const ckpt_layout *layout_of_group(const char *group)
+/* As the program chooses: no change within the group, else what the drawn configuration says of its
+ * own group. */
+static const ckpt_layout *layout_for(const run *r, const stage *from, const target *to)
 {
-    for (const ckpt_layout *const *l = ckpt_layouts; *l != NULL; l++)
-        if (strcmp((*l)->group, group) == 0)
-            return *l;
-    return NULL;
+    const ckpt_layout *now = from->model.layout, *was = r->stages[0].model.layout;
+    if (to->group == NULL || now == NULL || strcmp(now->group, to->group) == 0)
+        return NULL;
+    bool back = was != NULL && strcmp(was->group, to->group) == 0;
+    return ckpt_layout_for(&from->model, back ? r->stages[0].src.config : NULL, &to->mesh,
+                           to->group);
 }
 
 /* The common state is carried with its arguments brought up to date, as the program does. */
@@ -150,7 +154,7 @@ static ckpt_status write_stage(run *r, const stage *from, const target *to, cons
         ckpt_model *out;
     } model = {&from->model}; /* the plan borrows it; it does not change */
     ckpt_convert_opts opts = {.container = ckpt_container_find(to->container),
-                              .layout = to->group ? layout_of_group(to->group) : NULL,
+                              .layout = layout_for(r, from, to),
                               .mesh = to->mesh,
                               .sharded = strcmp(to->container, "torch_dist") == 0,
                               .allow_unknown = r->synth.kind == SYNTH_PLAIN,

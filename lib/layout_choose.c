@@ -1,5 +1,5 @@
 /* Which of a group's layouts a model is converted to. */
-#include "convert.h"
+#include "model.h"
 
 #include <string.h>
 
@@ -19,10 +19,11 @@ static size_t tensors_held(const ckpt_layout *layout, const ckpt_model *model)
     return held;
 }
 
-const ckpt_layout *ckpt_convert_fitting(const ckpt_model *model, const ckpt_json *foreign,
-                                        const ckpt_mesh *mesh, const char *group)
+const ckpt_layout *ckpt_layout_for(const ckpt_model *model, const ckpt_json *foreign,
+                                   const ckpt_mesh *mesh, const char *group)
 {
     const ckpt_layout *nearest = NULL, *fits = NULL;
+    bool fits_well = false;
     size_t most = 0;
     for (size_t i = 0; ckpt_layouts[i] != NULL; i++) {
         const ckpt_layout *l = ckpt_layouts[i];
@@ -30,12 +31,13 @@ const ckpt_layout *ckpt_convert_fitting(const ckpt_model *model, const ckpt_json
         if (strcmp(l->group, group) != 0 || strcmp(l->family, model->layout->family) != 0)
             continue;
         bool claimed = foreign != NULL && l->claims != NULL && l->claims(foreign) > 0;
+        bool usual = l->usual == NULL || l->usual(model->config);
         size_t held = claimed ? SIZE_MAX : fits == NULL ? tensors_held(l, model) : 0;
         if (nearest == NULL || held > most) {
             nearest = l;
             most = held;
         }
-        if (fits != NULL && !claimed)
+        if (fits != NULL && !claimed && (fits_well || !usual))
             continue;
         ckpt_status status = l->config_write == NULL
                                  ? CKPT_OK
@@ -43,8 +45,10 @@ const ckpt_layout *ckpt_convert_fitting(const ckpt_model *model, const ckpt_json
         ckpt_json_free(config);
         if (status == CKPT_OK && claimed)
             return l;
-        if (status == CKPT_OK)
+        if (status == CKPT_OK) {
             fits = l;
+            fits_well = usual;
+        }
     }
     return fits != NULL ? fits : nearest;
 }
