@@ -19,6 +19,7 @@ const ckpt_container ckpt_torch_dist = {
     .name = "torch_dist",
     .what = "PyTorch distributed checkpoint directory, plain or Megatron-Core torch_dist",
     .probe = ckpt_dcp_probe,
+    .sharded = true,
     .open = ckpt_dcp_open,
     .layout = ckpt_dcp_layout,
 };
@@ -29,8 +30,7 @@ static bool exists_in(ckpt_arena *arena, const char *dir, const char *name)
     return path && ckpt_exists(path);
 }
 
-/* Iteration of a directory name: N of iter_N, -1 for release, -2 for anything else. */
-static int64_t iteration_of_name(const char *name)
+int64_t ckpt_dcp_iteration_of(const char *name)
 {
     if (strcmp(name, "release") == 0)
         return -1;
@@ -51,7 +51,7 @@ static int64_t iteration_of_path(ckpt_arena *arena, const char *path)
     while (n > 1 && path[n - 1] == '/')
         n--;
     const char *copy = ckpt_arena_strndup(arena, path, n);
-    return copy ? iteration_of_name(ckpt_basename(copy)) : -2;
+    return copy ? ckpt_dcp_iteration_of(ckpt_basename(copy)) : -2;
 }
 
 /* ---- probe --------------------------------------------------------------------------------- */
@@ -78,7 +78,7 @@ static int probe_root(const ckpt_probe *probe)
     bool legacy = false;
     int score = listed(probe, CKPT_DCP_TRACKER) ? 1 : 0;
     for (size_t i = 0; i < probe->n_names && score < 2; i++) {
-        if (iteration_of_name(probe->names[i]) == -2)
+        if (ckpt_dcp_iteration_of(probe->names[i]) == -2)
             continue;
         const char *dir = ckpt_path_join(&scratch, probe->path, probe->names[i]);
         if (!dir)
@@ -108,7 +108,7 @@ int ckpt_dcp_probe(const ckpt_probe *probe)
 
 /* ---- locating ------------------------------------------------------------------------------ */
 
-static ckpt_status read_tracker(const char *path, int64_t *iteration, ckpt_err *err)
+ckpt_status ckpt_dcp_read_tracker(const char *path, int64_t *iteration, ckpt_err *err)
 {
     ckpt_buf text = {0};
     ckpt_status status = ckpt_read_file(path, 4096, &text, err);
@@ -127,7 +127,7 @@ static ckpt_status read_tracker(const char *path, int64_t *iteration, ckpt_err *
             found = -1;
         else if (n > 0 && n <= 18) {
             int len = snprintf(name, sizeof name, "iter_%.*s", (int)n, p);
-            found = len > 0 ? iteration_of_name(name) : -2;
+            found = len > 0 ? ckpt_dcp_iteration_of(name) : -2;
         }
         *iteration = found;
         if (found == -2)
@@ -195,7 +195,7 @@ static ckpt_status take_newest(ckpt_arena *arena, const char *root, ckpt_dcp_pla
     int64_t best = -2;
     int best_rank = 0;
     for (size_t i = 0; i < n; i++) {
-        int64_t iteration = iteration_of_name(names[i]);
+        int64_t iteration = ckpt_dcp_iteration_of(names[i]);
         if (iteration == -2)
             continue;
         const char *dir = ckpt_path_join(arena, root, names[i]);
@@ -242,7 +242,7 @@ ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iterati
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     if (!ckpt_exists(tracker))
         return take_newest(arena, path, place, err);
-    ckpt_status status = read_tracker(tracker, &place->from_tracker, err);
+    ckpt_status status = ckpt_dcp_read_tracker(tracker, &place->from_tracker, err);
     if (status != CKPT_OK)
         return status;
     char who[80];

@@ -33,8 +33,14 @@ ckpt_status ckpt_dcp_repack(ckpt_source *src, uint32_t file, uint64_t base, uint
                             bool as_list, const ckpt_json *args, ckpt_buf *out,
                             ckpt_err *err) CKPT_MUST_USE;
 /* The same for an item in memory. */
-ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list, ckpt_buf *out,
+ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list,
+                                  const ckpt_json *args, ckpt_buf *out,
                                   ckpt_err *err) CKPT_MUST_USE;
+/* Append the members of a common state in memory as pickled key, value, key, value ...: those that
+ * keep() wants and that hold no tensors. */
+ckpt_status ckpt_dcp_common_members(const uint8_t *data, uint64_t length,
+                                    bool (*keep)(const char *key), ckpt_buf *out,
+                                    ckpt_err *err) CKPT_MUST_USE;
 /* A new common state from args alone. */
 ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, bool as_list,
                                 ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
@@ -47,6 +53,11 @@ typedef struct ckpt_dcp_place {
     bool in_root;         /* found through a save root */
 } ckpt_dcp_place;
 
+/* Iteration of a directory name: N of iter_N, -1 for release, -2 for anything else. */
+int64_t ckpt_dcp_iteration_of(const char *name);
+/* The iteration that a tracker file names, -1 for release. Errors: CKPT_E_FORMAT other contents. */
+ckpt_status ckpt_dcp_read_tracker(const char *path, int64_t *iteration,
+                                  ckpt_err *err) CKPT_MUST_USE;
 int ckpt_dcp_probe(const ckpt_probe *probe);
 /* Resolve a directory, iteration directory or save root. iteration -1: the newest complete. */
 ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iteration,

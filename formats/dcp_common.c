@@ -7,8 +7,8 @@
 #include "checked.h"
 #include "crc.h"
 #include "le.h"
-#include "pickle.h"
-#include "zip.h"
+#include "pickle_internal.h"
+#include "torch_save.h"
 
 #include <string.h>
 
@@ -371,14 +371,64 @@ static ckpt_status read_memory(ckpt_source *src, uint32_t file, void *buf, size_
     return CKPT_OK;
 }
 
-ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list, ckpt_buf *out,
-                                  ckpt_err *err)
+/* A source that is one item in memory; `file` must outlive it. */
+static ckpt_source memory_source(const uint8_t *data, uint64_t length, ckpt_file *file)
 {
-    ckpt_file file = {.name = "memory", .path = "memory", .size = length, .fd = -1};
+    *file = (ckpt_file){.name = "memory", .path = "memory", .size = length, .fd = -1};
     uint8_t *bytes = NULL;
     memcpy(&bytes, &data, sizeof bytes); /* self is not const; read_memory never writes */
-    ckpt_source src = {.files = &file, .n_files = 1, .read_at = read_memory, .self = bytes};
-    return ckpt_dcp_repack(&src, 0, 0, length, as_list, NULL, out, err);
+    return (ckpt_source){.files = file, .n_files = 1, .read_at = read_memory, .self = bytes};
+}
+
+ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_list,
+                                  const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
+{
+    ckpt_file file;
+    ckpt_source src = memory_source(data, length, &file);
+    return ckpt_dcp_repack(&src, 0, 0, length, as_list, args, out, err);
+}
+
+static ckpt_status find_storage(void *context, const ckpt_pkl *p)
+{
+    bool *found = context;
+    *found = *found || p->kind == CKPT_PKL_PERSID;
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_dcp_common_members(const uint8_t *data, uint64_t length,
+                                    bool (*keep)(const char *key), ckpt_buf *out, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_file file;
+    ckpt_source src = memory_source(data, length, &file);
+    ckpt_arena arena = {0};
+    ckpt_pt pt;
+    ckpt_pkl *const *pairs;
+    size_t n;
+    CKPT_CHECK(ckpt_pt_open(&src, 0, 0, length, &arena, &pt, err));
+    const ckpt_pkl *root = pt.root;
+    if (root->kind == CKPT_PKL_LIST && root->n_items == 1)
+        root = root->items[0];
+    if (!ckpt_pkl_pairs(root, &pairs, &n)) {
+        status = ckpt_fail(err, CKPT_E_FORMAT, "common state is not a dict");
+        goto done;
+    }
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        const char *key = ckpt_pkl_str(pairs[i]);
+        bool tensors = false;
+        if (key == NULL || !keep(key))
+            continue;
+        CKPT_CHECK(ckpt_pkl_walk(pairs[i + 1], pt.n_nodes, find_storage, &tensors, err));
+        if (tensors)
+            continue;
+        ckpt_pkl_put_str(out, key);
+        CKPT_CHECK(ckpt_pkl_put_node(out, pairs[i + 1], pt.n_nodes, err));
+    }
+    if (out->failed)
+        status = no_memory(err);
+done:
+    ckpt_arena_free(&arena);
+    return status;
 }
 
 ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,

@@ -658,7 +658,7 @@ static ckpt_status make_common(layout *l)
             ckpt_fail(l->err, CKPT_E_INTERNAL, "object '%s' must be in memory to derive %s from it",
                       carried->name, CKPT_DCP_COMMON_FILE);
     } else if (carried) {
-        status = ckpt_dcp_repack_bytes(carried->data, carried->length, false, &file, l->err);
+        status = ckpt_dcp_repack_bytes(carried->data, carried->length, false, NULL, &file, l->err);
         if (status != CKPT_OK)
             ckpt_err_frame(l->err, "object '%s'", carried->name);
     } else {

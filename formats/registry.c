@@ -21,6 +21,7 @@ const ckpt_container *const ckpt_containers[] = {
     &ckpt_torch_dist,
     &ckpt_torch_save,
     &ckpt_hdf5,
+    &ckpt_mp_rank,
     NULL,
 };
 // clang-format on

@@ -188,16 +188,59 @@ static ckpt_status payload_bytes(const ckpt_pt_writer *w, const ckpt_pt_payload 
     return CKPT_OK;
 }
 
+/* The payloads [first, *next) of record i. */
+static ckpt_status size_record(const ckpt_pt_writer *w, archive *a, size_t i,
+                               const ckpt_pt_payload *payloads, size_t n, size_t first,
+                               size_t *next, ckpt_err *err)
+{
+    a->size[i] = 0;
+    for (*next = first; *next < n && (*next == first || payloads[*next].more); ++*next) {
+        uint64_t bytes;
+        ckpt_status status = payload_bytes(w, &payloads[*next], &bytes, err);
+        if (status != CKPT_OK)
+            return status;
+        if (!ckpt_add_u64(a->size[i], bytes, &a->size[i]) || a->size[i] > INT64_MAX / 2)
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor '%.300s': size overflows",
+                             w->out->tensors[payloads[*next].tensor].name);
+    }
+    return CKPT_OK;
+}
+
+static ckpt_status place_payloads(ckpt_pt_writer *w, ckpt_out_file *f, uint32_t index,
+                                  const ckpt_pt_payload *payloads, size_t n, ckpt_err *err)
+{
+    bool begun = false;
+    for (size_t k = 0; k < n; k++) {
+        const ckpt_pt_payload *p = &payloads[k];
+        uint64_t bytes;
+        ckpt_status status = payload_bytes(w, p, &bytes, err);
+        if (status != CKPT_OK)
+            return status;
+        ckpt_out_chunk *chunk = &w->out->tensors[p->tensor].chunks[p->chunk];
+        if (!p->copy) {
+            chunk->file = index;
+            chunk->offset = f->size;
+        }
+        if (bytes == 0)
+            continue;
+        add_seg(f, CKPT_SEG_CHUNK, p->tensor, p->chunk, bytes);
+        f->segs[f->n_segs - 1].more = begun;
+        f->segs[f->n_segs - 1].copy = p->copy;
+        begun = true;
+    }
+    return CKPT_OK;
+}
+
 /* Literals and payloads in file order; the lengths of literals do not depend on the CRCs. */
 static ckpt_status place_records(ckpt_pt_writer *w, ckpt_out_file *f, archive *a, uint32_t index,
-                                 const ckpt_pt_payload *payloads, ckpt_err *err)
+                                 const ckpt_pt_payload *payloads, size_t n, ckpt_err *err)
 {
     ckpt_buf b = {0};
     ckpt_status status = CKPT_OK;
-    for (size_t i = 0; i <= a->n; i++) {
+    for (size_t i = 0, at = 0, next = 0; i <= a->n; i++, at = next) {
         ckpt_buf_clear(&b);
         if (i < a->n) {
-            CKPT_CHECK(payload_bytes(w, &payloads[i], &a->size[i], err));
+            CKPT_CHECK(size_record(w, a, i, payloads, n, at, &next, err));
             /* The local header follows the descriptor of the record before. */
             record_name name;
             ckpt_zip_record before = i > 0 ? record_at(a, i - 1, &name) : a->first[0];
@@ -214,15 +257,11 @@ static ckpt_status place_records(ckpt_pt_writer *w, ckpt_out_file *f, archive *a
         add_seg(f, CKPT_SEG_LITERAL, index, (uint32_t)i, b.len);
         if (i == a->n)
             break;
-        ckpt_out_chunk *chunk = &w->out->tensors[payloads[i].tensor].chunks[payloads[i].chunk];
-        chunk->file = index;
-        chunk->offset = f->size;
         if (a->size[i] > INT64_MAX / 2 - f->size) {
             status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: file too large", f->name);
             goto done;
         }
-        if (a->size[i] > 0)
-            add_seg(f, CKPT_SEG_CHUNK, payloads[i].tensor, payloads[i].chunk, a->size[i]);
+        CKPT_CHECK(place_payloads(w, f, index, payloads + at, next - at, err));
     }
 done:
     ckpt_buf_release(&b);
@@ -253,13 +292,14 @@ ckpt_status ckpt_pt_archive(ckpt_pt_writer *w, const char *name, ckpt_buf *pickl
         return status;
     f->is_data = true;
     memcpy(a->first, first, sizeof first);
-    a->n = n_payloads;
-    a->header = ckpt_arena_array(arena, n_payloads, sizeof *a->header);
-    a->size = ckpt_arena_array(arena, n_payloads, sizeof *a->size);
-    a->crc = ckpt_arena_array(arena, n_payloads, sizeof *a->crc);
+    for (size_t k = 0; k < n_payloads; k++)
+        a->n += k == 0 || !payloads[k].more;
+    a->header = ckpt_arena_array(arena, a->n, sizeof *a->header);
+    a->size = ckpt_arena_array(arena, a->n, sizeof *a->size);
+    a->crc = ckpt_arena_array(arena, a->n, sizeof *a->crc);
     if (a->header == NULL || a->size == NULL || a->crc == NULL)
         return no_memory(err);
-    return place_records(w, f, a, index, payloads, err);
+    return place_records(w, f, a, index, payloads, n_payloads, err);
 }
 
 /* ---- the container -------------------------------------------------------------------------- */

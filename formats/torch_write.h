@@ -5,9 +5,12 @@
 #include "source.h"
 #include "zip.h"
 
-/* The payload of record data/KEY, where KEY counts from 0 in the order of the file. */
+/* The payload of record data/KEY, where KEY counts from 0 in the order of the file, or with `more` a
+ * continuation of the record before. */
 typedef struct ckpt_pt_payload {
     uint32_t tensor, chunk; /* of the ckpt_out */
+    bool more;
+    bool copy; /* see ckpt_seg */
 } ckpt_pt_payload;
 
 /* Files of a sink whose contents are archives and texts. Calling sequence: begin once, then archive
@@ -23,7 +26,7 @@ ckpt_status ckpt_pt_begin(ckpt_pt_writer *w, ckpt_out *out, ckpt_sink *sink, siz
                           ckpt_err *err) CKPT_MUST_USE;
 /* One torch.save file: root "archive"; data.pkl, byteorder, data/0 ..., version, with true CRCs and
  * zip64 where needed. The pickle (whole, 80 02 ... 2e) refers to the tensors by
- * ckpt_zip_put_tensor(key = position in payloads). Releases the pickle, copies the payload list, and
+ * ckpt_zip_put_tensor(key = number of the record). Releases the pickle, copies the payload list, and
  * sets file and offset of every chunk. name: relative to the destination, kept as it is. */
 ckpt_status ckpt_pt_archive(ckpt_pt_writer *w, const char *name, ckpt_buf *pickle,
                             const ckpt_pt_payload *payloads, size_t n_payloads,

@@ -77,6 +77,18 @@ static int per_stage(const ckpt_mesh *mesh)
     return wanted > base && wanted % base == 0 ? wanted : base;
 }
 
+int ckpt_mesh_stage_ranks(const ckpt_mesh *mesh)
+{
+    return per_stage(mesh);
+}
+
+ckpt_coord ckpt_mesh_coord(const ckpt_mesh *mesh, int rank)
+{
+    return (ckpt_coord){.tp = rank % mesh->tp,
+                        .etp = rank % mesh->etp,
+                        .ep = rank / mesh->etp % mesh->ep};
+}
+
 int ckpt_mesh_world(const ckpt_mesh *mesh)
 {
     return mesh->pp * per_stage(mesh);

@@ -42,6 +42,12 @@ typedef struct ckpt_map {
 ckpt_status ckpt_mesh_resolve(ckpt_mesh *mesh, ckpt_err *err) CKPT_MUST_USE;
 /* Number of ranks: pp * max(tp * cp * dp, etp * ep), made a multiple of both. */
 int ckpt_mesh_world(const ckpt_mesh *mesh);
+/* Ranks of one pipeline stage, and what one of them (0-based in its stage) is. */
+typedef struct ckpt_coord {
+    int tp, etp, ep;
+} ckpt_coord;
+int ckpt_mesh_stage_ranks(const ckpt_mesh *mesh);
+ckpt_coord ckpt_mesh_coord(const ckpt_mesh *mesh, int rank);
 /* Pipeline stage of block b of n: equal contiguous blocks; n must divide by pp (USAGE). Blocks from
  * n on are those of multi-token prediction and belong to the last stage. In check_blocks n may count
  * layers instead; `what` ("blocks", "layers") says so. */

@@ -44,6 +44,14 @@ typedef struct ckpt_tensor {
     bool big_endian; /* elements are byte-swapped in the file */
 } ckpt_tensor;
 
+/* A second copy of one chunk, in the file of another rank. Only `first` is read for its values. */
+typedef struct ckpt_replica {
+    const char *name; /* stored name of the tensor */
+    ckpt_chunk first, other;
+    ckpt_dtype dtype;
+    int rank;
+} ckpt_replica;
+
 /* An opaque payload carried through byte for byte (a DCP BYTE_IO item). */
 typedef struct ckpt_object {
     const char *name;
@@ -70,6 +78,9 @@ typedef struct ckpt_source {
     size_t n_tensors;
     ckpt_object *objects; /* sorted bytewise by name */
     size_t n_objects;
+    ckpt_replica *replicas; /* copies that a per-rank container holds of chunks above */
+    size_t n_replicas;
+    const char *no_optimizer; /* why optimizer state that is stored is not among the tensors */
     ckpt_json *config;   /* HF config.json, or Megatron args as an object; NULL if absent */
     ckpt_json *common;   /* decoded common state without tensors, for display; NULL if none */
     ckpt_json *metadata; /* container-level metadata (safetensors __metadata__), or NULL */
@@ -171,6 +182,9 @@ typedef struct ckpt_seg {
     uint8_t kind;
     bool crc; /* CHUNK/OBJECT: the executor computes CRC-32 (zip) of this payload and passes it to
                  the literal() calls of the LITERAL segments that follow, up to the next payload */
+    bool more; /* CHUNK: the CRC goes on from the CHUNK segment just before */
+    bool copy; /* CHUNK: another segment holds these bytes as well and is the one that is read back, so
+                  here they count as bytes of no tensor */
 } ckpt_seg;
 
 typedef struct ckpt_out_file {
@@ -240,6 +254,7 @@ typedef struct ckpt_serial {
 typedef struct ckpt_container {
     const char *name; /* "safetensors", "torch_dist", "torch", "hdf5" */
     const char *what; /* one line for help */
+    bool sharded;     /* cuts tensors over a mesh */
     /* 0 no, 1 possible, 2 certain. */
     int (*probe)(const ckpt_probe *probe);
     /* Validate headers and fill src (zeroed, path set). Reads no tensor data. */
@@ -249,7 +264,8 @@ typedef struct ckpt_container {
 } ckpt_container;
 
 /* registry.c */
-extern const ckpt_container ckpt_safetensors, ckpt_torch_dist, ckpt_torch_save, ckpt_hdf5;
+extern const ckpt_container ckpt_safetensors, ckpt_torch_dist, ckpt_torch_save, ckpt_hdf5,
+    ckpt_mp_rank;
 extern const ckpt_container *const ckpt_containers[]; /* NULL-terminated */
 const ckpt_container *ckpt_container_find(const char *name);
 /* Probe, open, sort and validate. opts may be NULL. On error everything is released. Errors:
@@ -274,6 +290,12 @@ ckpt_status ckpt_source_warn(ckpt_source *src, ckpt_err *err, const char *fmt, .
     CKPT_PRINTF(3, 4);
 ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
                              ckpt_err *err) CKPT_MUST_USE;
+/* Compare every replica with the chunk it copies; names of tensors with a different copy are given to
+ * differs(self, replica), once a replica. */
+ckpt_status ckpt_replicas_compare(ckpt_source *src,
+                                  ckpt_status (*differs)(void *self, const ckpt_replica *r,
+                                                         ckpt_err *err),
+                                  void *self, ckpt_err *err) CKPT_MUST_USE;
 /* Index by exact stored name, or -1. */
 int64_t ckpt_source_find(const ckpt_source *src, const char *name);
 /* Check that the tensor's chunks lie in bounds, do not overlap and cover it. Sorts the chunks by

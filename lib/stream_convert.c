@@ -199,11 +199,11 @@ static ckpt_status fill_literals(convert_job *c, uint32_t f, uint8_t *buf, uint6
             ckpt_sha256_stream_update2(&of->rest, at, (size_t)(b - a), NULL, NULL, 0);
             continue;
         }
-        if (a == seg->offset)
+        if (a == seg->offset && !seg->more)
             of->crc = 0;
         if (seg->crc)
             of->crc = ckpt_crc32(of->crc, at, (size_t)(b - a));
-        if (seg->kind == CKPT_SEG_OBJECT)
+        if (seg->kind == CKPT_SEG_OBJECT || seg->copy)
             ckpt_sha256_stream_update2(&of->rest, at, (size_t)(b - a), NULL, NULL, 0);
         else
             status = rest_of_chunk(c, of, seg, a - seg->offset, at, b - a, err);
