@@ -89,7 +89,12 @@ def build(case, config, vocab):
     from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_decoder_block_spec, get_gpt_layer_local_spec, get_gpt_mtp_block_spec)
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer import multi_latent_attention as mla
     from megatron.core.transformer.identity_op import IdentityOp
+
+    for n in ("TELinear", "TEColumnParallelLinear", "TELayerNormColumnParallelLinear"):
+        if getattr(mla, n, 0) is None:  # isinstance() of absent Transformer Engine classes
+            setattr(mla, n, type(n, (), {}))
 
     chunks = []
     vpp = case.get("vpp")
@@ -247,6 +252,8 @@ def work(rank, world, port, out, name):
                 weight = chunk.shared_embedding_or_output_weight()
                 dist.broadcast(weight.data, 0, group=ps.get_embedding_group())
     for chunk in chunks:
+        if config.bf16:
+            chunk.bfloat16()  # as Float16Module does
         for n, p in chunk.named_parameters():
             if p.dim() == 1 and "norm" in n:
                 p.data.copy_(torch.linspace(0.5, 1.5, p.numel()) + 0.01 * (len(n) % 7))
