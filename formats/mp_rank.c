@@ -158,9 +158,8 @@ ckpt_status ckpt_mp_stages_of(const ckpt_json *args, const ckpt_mesh *mesh, int6
                          (long long)layers, chunks);
     }
     if (layers % chunks != 0)
-        return ckpt_fail(err, CKPT_E_USAGE,
-                         "%lld layers are not divisible by PP %d%s", (long long)layers, mesh->pp,
-                         vpp > 1 ? " and its virtual stages" : "");
+        return ckpt_fail(err, CKPT_E_USAGE, "%lld layers are not divisible by PP %d%s",
+                         (long long)layers, mesh->pp, vpp > 1 ? " and its virtual stages" : "");
     for (int c = 0; c <= chunks; c++)
         out->first[c] = layers / chunks * c;
     return CKPT_OK;
@@ -170,6 +169,7 @@ const ckpt_container ckpt_mp_rank = {
     .name = "mp_rank",
     .what = "Megatron per-rank checkpoint (mp_rank_XX/model_optim_rng.pt)",
     .sharded = true,
+    .mesh_in_config = true,
     .probe = probe,
     .open = ckpt_mp_open,
     .layout = ckpt_mp_layout,

@@ -75,9 +75,8 @@ static ckpt_status locate(ckpt_mp_reader *r, int64_t wanted, ckpt_err *err)
         CKPT_CHECK(ckpt_dcp_read_tracker(tracker, &iteration, err));
     else if (wanted < 0)
         CKPT_CHECK(newest(r, r->names, r->n_names, &iteration, err));
-    const char *name = iteration < 0
-                           ? "release"
-                           : ckpt_arena_printf(arena, "iter_%07lld", (long long)iteration);
+    const char *name =
+        iteration < 0 ? "release" : ckpt_arena_printf(arena, "iter_%07lld", (long long)iteration);
     r->dir = name != NULL ? ckpt_path_join(arena, src->path, name) : NULL;
     if (r->dir == NULL)
         return no_memory(err);
@@ -145,12 +144,24 @@ static ckpt_status read_mesh(ckpt_mp_reader *r, const ckpt_json *args, ckpt_err 
 /* Arguments that shape the model or the mesh must not differ between ranks. */
 static ckpt_status check_args(const ckpt_mp_reader *r, const ckpt_json *args, ckpt_err *err)
 {
-    static const char *const shaping[] = {
-        "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
-        "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size", "num_layers",
-        "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
-        "padded_vocab_size", "num_experts", "moe_ffn_hidden_size", "swiglu", "hybrid_layer_pattern",
-        "hybrid_override_pattern", "untie_embeddings_and_output_weights"};
+    static const char *const shaping[] = {"tensor_model_parallel_size",
+                                          "pipeline_model_parallel_size",
+                                          "expert_model_parallel_size",
+                                          "expert_tensor_parallel_size",
+                                          "virtual_pipeline_model_parallel_size",
+                                          "num_layers",
+                                          "hidden_size",
+                                          "ffn_hidden_size",
+                                          "num_attention_heads",
+                                          "num_query_groups",
+                                          "kv_channels",
+                                          "padded_vocab_size",
+                                          "num_experts",
+                                          "moe_ffn_hidden_size",
+                                          "swiglu",
+                                          "hybrid_layer_pattern",
+                                          "hybrid_override_pattern",
+                                          "untie_embeddings_and_output_weights"};
     for (size_t i = 0; i < sizeof shaping / sizeof shaping[0]; i++) {
         const ckpt_json *a = ckpt_json_get(args, shaping[i]);
         const ckpt_json *b = ckpt_json_get(r->src->config, shaping[i]);
@@ -168,8 +179,8 @@ static ckpt_status check_args(const ckpt_mp_reader *r, const ckpt_json *args, ck
 static ckpt_status keep_box(ckpt_mp_reader *r, const ckpt_mp_param *p, const char *part,
                             ckpt_piece *piece, ckpt_err *err)
 {
-    ckpt_status status = ckpt_grow((void **)&r->boxes, &r->cap_boxes, r->n_boxes + 1,
-                                   sizeof *r->boxes, err);
+    ckpt_status status =
+        ckpt_grow((void **)&r->boxes, &r->cap_boxes, r->n_boxes + 1, sizeof *r->boxes, err);
     if (status != CKPT_OK)
         return status;
     ckpt_mp_box *b = &r->boxes[r->n_boxes++];
@@ -238,8 +249,8 @@ static ckpt_piece rows_of(const ckpt_mp_param *p, int64_t row, int64_t rows)
     return b;
 }
 
-static ckpt_status put_box(ckpt_mp_reader *r, const ckpt_mp_param *p, ckpt_piece *b,
-                           int64_t expert, const char *part, ckpt_err *err)
+static ckpt_status put_box(ckpt_mp_reader *r, const ckpt_mp_param *p, ckpt_piece *b, int64_t expert,
+                           const char *part, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     if (p->rule != NULL && p->rule->expert)
@@ -272,7 +283,7 @@ static bool has_sibling(const void *self, const char *rest)
     if (n + strlen(rest) >= sizeof name)
         return false;
     memcpy(name, p->name, n);
-    strcpy(name + n, rest);
+    memcpy(name + n, rest, strlen(rest) + 1);
     return ckpt_pkl_get(p->dict, name) != NULL;
 }
 
@@ -285,12 +296,12 @@ static const char *stored_name(const ckpt_mp_param *p)
     static const struct {
         const char *memory, *linear, *stored;
     } fused[] = {
-        {"input_layernorm.weight", "self_attention.linear_qkv.weight",
-         "self_attention.linear_qkv.layer_norm_weight"},
-        {"input_layernorm.bias", "self_attention.linear_qkv.weight",
-         "self_attention.linear_qkv.layer_norm_bias"},
-        {"pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc1.layer_norm_weight"},
-        {"pre_mlp_layernorm.bias", "mlp.linear_fc1.weight", "mlp.linear_fc1.layer_norm_bias"},
+        {"input_layernorm.weight",   "self_attention.linear_qkv.weight",
+         "self_attention.linear_qkv.layer_norm_weight"                                                     },
+        {"input_layernorm.bias",     "self_attention.linear_qkv.weight",
+         "self_attention.linear_qkv.layer_norm_bias"                                                       },
+        {"pre_mlp_layernorm.weight", "mlp.linear_fc1.weight",            "mlp.linear_fc1.layer_norm_weight"},
+        {"pre_mlp_layernorm.bias",   "mlp.linear_fc1.weight",            "mlp.linear_fc1.layer_norm_bias"  },
     };
     for (size_t i = 0; i < sizeof fused / sizeof fused[0]; i++)
         if (strcmp(p->place.rest, fused[i].memory) == 0 && has_sibling(p, fused[i].linear) &&
@@ -568,8 +579,7 @@ static ckpt_status read_first(ckpt_mp_reader *r, const ckpt_pkl *root, ckpt_json
 static ckpt_status flag_unknown(ckpt_mp_reader *r, const ckpt_mp_file *f, ckpt_err *err)
 {
     ckpt_source *src = r->src;
-    const char *global =
-        ckpt_pkl_unknown_global(f->pt.root, f->pt.n_nodes, &src->arena, err);
+    const char *global = ckpt_pkl_unknown_global(f->pt.root, f->pt.n_nodes, &src->arena, err);
     if (global == NULL)
         return CKPT_OK;
     ckpt_object *grown = ckpt_arena_array(&src->arena, src->n_objects + 1, sizeof *grown);
@@ -669,8 +679,9 @@ static ckpt_status read_ranks(ckpt_mp_reader *r, ckpt_err *err)
         if (i == 0) {
             CKPT_TRY(read_first(r, f.pt.root, args, err), "%s", name);
             if (strcmp(first, r->dirs[0].name) != 0) {
-                status = ckpt_fail(err, CKPT_E_FORMAT, "first rank directory is '%s', expected '%s'",
-                                   first, r->dirs[0].name);
+                status =
+                    ckpt_fail(err, CKPT_E_FORMAT, "first rank directory is '%s', expected '%s'",
+                              first, r->dirs[0].name);
                 goto done;
             }
         } else {

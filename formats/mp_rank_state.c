@@ -118,6 +118,5 @@ ckpt_status ckpt_mp_optimizer(ckpt_mp_reader *r, const ckpt_mp_file *f, ckpt_err
         return CKPT_OK;
     r->src->no_optimizer = ckpt_arena_printf(
         &r->src->arena, "%s: optimizer state of the torch format is not read yet", f->dir->name);
-    return r->src->no_optimizer != NULL ? CKPT_OK
-                                        : ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    return r->src->no_optimizer != NULL ? CKPT_OK : ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
 }

@@ -25,10 +25,10 @@ typedef struct known {
     const char *memory;         /* pattern of its name inside the layer */
     const char *part;
     int part_order;
-    int base;      /* leading axes that are stored only: layers, experts */
+    int base; /* leading axes that are stored only: layers, experts */
     bool stacked;
-    bool gather;   /* every rank holds all the parts */
-    int64_t ways;  /* parts that a rank group makes of it */
+    bool gather;  /* every rank holds all the parts */
+    int64_t ways; /* parts that a rank group makes of it */
     bool gated;
 } known;
 
@@ -67,8 +67,8 @@ static ckpt_status no_memory(const writer *w)
 static int order_of_part(const char *part)
 {
     /* module order of every family; a section has one place in all of them */
-    static const char *const order[] = {"query", "key", "value", "g", "gate", "z", "beta",
-                                        "alpha", "f", "b", "w", "x", "B", "C", "dt"};
+    static const char *const order[] = {"query", "key", "value", "g", "gate", "z", "beta", "alpha",
+                                        "f",     "b",   "w",     "x", "B",    "C", "dt"};
     for (int i = 0; part != NULL && i < (int)(sizeof order / sizeof order[0]); i++)
         if (strcmp(order[i], part) == 0)
             return i;
@@ -117,8 +117,9 @@ static ckpt_status know(writer *w, const ckpt_out_tensor *t, known *k)
     if (k->base > t->rank)
         return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "rank %d", t->rank);
     if (expert && t->dims[k->stacked] != w->experts)
-        return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "%" PRId64 " experts, but num_experts is %" PRId64,
-                         t->dims[k->stacked], w->experts);
+        return ckpt_fail(w->err, CKPT_E_UNSUPPORTED,
+                         "%" PRId64 " experts, but num_experts is %" PRId64, t->dims[k->stacked],
+                         w->experts);
     int64_t l = k->stacked ? t->dims[0] : k->place.layer + 1;
     if (l > w->layers)
         w->layers = l;
@@ -206,8 +207,8 @@ static ckpt_status put_entry(writer *w, const char *name, int v, int order, uint
     ckpt_status status = ckpt_grow((void **)&w->entries, &w->cap_entries, w->n_entries + 1,
                                    sizeof *w->entries, w->err);
     if (status == CKPT_OK)
-        w->entries[w->n_entries++] = (entry){
-            .name = name, .v = v, .order = order, .tensor = tensor, .chunk = chunk};
+        w->entries[w->n_entries++] =
+            (entry){.name = name, .v = v, .order = order, .tensor = tensor, .chunk = chunk};
     return status;
 }
 
@@ -233,8 +234,8 @@ static ckpt_status put_outside(writer *w, const ckpt_mp_dir *d, uint32_t tensor,
     bool words = strcmp(name, "embedding.word_embeddings.weight") == 0;
     bool first = d->pp == 0, last = d->pp == w->stages.pp - 1, both = w->stages.pp > 1;
     const known *k = &w->known[tensor];
-    const char *own = ckpt_arena_printf(w->arena, "%.*s%s", (int)k->place.head_len, k->place.head,
-                                        k->memory);
+    const char *own =
+        ckpt_arena_printf(w->arena, "%.*s%s", (int)k->place.head_len, k->place.head, k->memory);
     if (embedding ? first : last)
         CKPT_CHECK(put_entry(w, own, embedding ? 0 : w->stages.vpp - 1, order, tensor, chunk));
     if (embedding && both && last && w->mtp)
@@ -439,6 +440,31 @@ static void read_config(writer *w)
                       ckpt_rank_arg(args, "kda_gate_lora_rank", &rank);
 }
 
+/* The files are found again by the sizes that args state. */
+static ckpt_status check_args(const writer *w)
+{
+    const ckpt_mesh *m = &w->out->mesh;
+    const struct {
+        const char *arg;
+        int size, absent;
+    } sizes[] = {
+        {"tensor_model_parallel_size",   m->tp,  1    },
+        {"pipeline_model_parallel_size", m->pp,  1    },
+        {"expert_model_parallel_size",   m->ep,  1    },
+        {"expert_tensor_parallel_size",  m->etp, m->tp},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        int64_t said = sizes[i].absent;
+        (void)ckpt_rank_arg(w->out->config, sizes[i].arg, &said);
+        if (said != sizes[i].size)
+            return ckpt_fail(w->err, CKPT_E_UNSUPPORTED,
+                             "args say %s %" PRId64 ", the files are for %d: only a known layout "
+                             "is cut anew",
+                             sizes[i].arg, said, sizes[i].size);
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status put_files(writer *w, ckpt_sink *sink)
 {
     ckpt_status status;
@@ -477,10 +503,10 @@ ckpt_status ckpt_mp_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err)
     if (out->n_tensors >= UINT32_MAX)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%zu tensors", out->n_tensors);
     read_config(&w);
+    CKPT_CHECK(check_args(&w));
     CKPT_CHECK(ckpt_mp_dirs(&out->mesh, w.arena, &w.dirs, &w.n_dirs, err));
     CKPT_CHECK(know_all(&w));
-    CKPT_CHECK(
-        ckpt_mp_stages_of(out->config, &out->mesh, w.layers, w.arena, &w.stages, err));
+    CKPT_CHECK(ckpt_mp_stages_of(out->config, &out->mesh, w.layers, w.arena, &w.stages, err));
     CKPT_CHECK(make_head(&w));
     CKPT_CHECK(put_files(&w, sink));
 done:

@@ -67,8 +67,7 @@ static ckpt_status check_equal(const ckpt_source *src, const ckpt_piece *p, size
             p[i].big_endian == first->big_endian &&
             memcmp(p[i].dims, first->dims, (size_t)first->rank * sizeof first->dims[0]) == 0)
             continue;
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "%s: tensor '%.300s' makes %s in all, but %s in %s",
+        return ckpt_fail(err, CKPT_E_FORMAT, "%s: tensor '%.300s' makes %s in all, but %s in %s",
                          src->files[p[i].file].name, p[i].name, shape_text(found, &p[i]),
                          shape_text(want, first), src->files[first->file].name);
     }

@@ -154,7 +154,7 @@ bool ckpt_rank_split(const char *name, ckpt_rank_place *place)
         if (!take_index(&p, &place->layer)) {
             place->layer = -1; /* stacked: no index */
             place->rest = name + place->head_len;
-            return *p < '0' || *p > '9';
+            return place->rest[0] < '0' || place->rest[0] > '9';
         }
         place->rest = p + 1;
         return true;

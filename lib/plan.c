@@ -403,7 +403,8 @@ static ckpt_status settle_config(ckpt_planner *p, ckpt_err *err)
     ckpt_status status = CKPT_OK;
     ckpt_plan *plan = p->plan;
     const ckpt_source *src = p->model->src;
-    if (p->layout == NULL || (p->same_layout && !p->folded)) {
+    bool as_it_is = p->same_layout && !p->folded && !p->opts->container->mesh_in_config;
+    if (p->layout == NULL || as_it_is) {
         plan->config = ckpt_json_dup(src->config);
         plan->out.config_kind = src->config_kind;
         if (src->config != NULL && plan->config == NULL)
@@ -540,7 +541,7 @@ static ckpt_status check_mesh(ckpt_planner *p, ckpt_err *err)
     if (!p->opts->sharded)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "container %s is not sharded: --tp, --pp, --ep, --etp "
-                         "and --cp need --to torch_dist",
+                         "and --cp need --to torch_dist or mp_rank",
                          p->opts->container->name);
     if (!layout_cuts(p->layout))
         return ckpt_fail(err, CKPT_E_USAGE,

@@ -84,9 +84,8 @@ int ckpt_mesh_stage_ranks(const ckpt_mesh *mesh)
 
 ckpt_coord ckpt_mesh_coord(const ckpt_mesh *mesh, int rank)
 {
-    return (ckpt_coord){.tp = rank % mesh->tp,
-                        .etp = rank % mesh->etp,
-                        .ep = rank / mesh->etp % mesh->ep};
+    return (ckpt_coord){
+        .tp = rank % mesh->tp, .etp = rank % mesh->etp, .ep = rank / mesh->etp % mesh->ep};
 }
 
 int ckpt_mesh_world(const ckpt_mesh *mesh)

@@ -81,9 +81,9 @@ typedef struct ckpt_source {
     ckpt_replica *replicas; /* copies that a per-rank container holds of chunks above */
     size_t n_replicas;
     const char *no_optimizer; /* why optimizer state that is stored is not among the tensors */
-    ckpt_json *config;   /* HF config.json, or Megatron args as an object; NULL if absent */
-    ckpt_json *common;   /* decoded common state without tensors, for display; NULL if none */
-    ckpt_json *metadata; /* container-level metadata (safetensors __metadata__), or NULL */
+    ckpt_json *config;        /* HF config.json, or Megatron args as an object; NULL if absent */
+    ckpt_json *common;        /* decoded common state without tensors, for display; NULL if none */
+    ckpt_json *metadata;      /* container-level metadata (safetensors __metadata__), or NULL */
     ckpt_config_kind config_kind;
     int64_t iteration; /* -1 unknown */
     const char **warnings;
@@ -180,10 +180,11 @@ typedef struct ckpt_seg {
     uint64_t offset, len;
     uint32_t a, b; /* LITERAL: a = container's own id */
     uint8_t kind;
-    bool crc; /* CHUNK/OBJECT: the executor computes CRC-32 (zip) of this payload and passes it to
+    bool crc;  /* CHUNK/OBJECT: the executor computes CRC-32 (zip) of this payload and passes it to
                  the literal() calls of the LITERAL segments that follow, up to the next payload */
     bool more; /* CHUNK: the CRC goes on from the CHUNK segment just before */
-    bool copy; /* CHUNK: another segment holds these bytes as well and is the one that is read back, so
+    bool
+        copy; /* CHUNK: another segment holds these bytes as well and is the one that is read back, so
                   here they count as bytes of no tensor */
 } ckpt_seg;
 
@@ -252,9 +253,10 @@ typedef struct ckpt_serial {
 /* ---- the table ------------------------------------------------------------------------------ */
 
 typedef struct ckpt_container {
-    const char *name; /* "safetensors", "torch_dist", "torch", "hdf5" */
-    const char *what; /* one line for help */
-    bool sharded;     /* cuts tensors over a mesh */
+    const char *name;    /* "safetensors", "torch_dist", "torch", "hdf5" */
+    const char *what;    /* one line for help */
+    bool sharded;        /* cuts tensors over a mesh */
+    bool mesh_in_config; /* is read by the parallel sizes that its configuration states */
     /* 0 no, 1 possible, 2 certain. */
     int (*probe)(const ckpt_probe *probe);
     /* Validate headers and fill src (zeroed, path set). Reads no tensor data. */

@@ -382,15 +382,16 @@ START_TEST(common_with_tensor_keeps_its_storage)
     ckpt_buf_append(&item, &scale, sizeof scale);
     ckpt_zip_tensor_tail(&item, CKPT_F32, 1, one, ckpt_crc32(0, &scale, sizeof scale));
     /* A bare tensor is no common state. */
-    ck_assert_int_eq(ckpt_dcp_repack_bytes(item.data, item.len, true, NULL, &out, &err), CKPT_E_FORMAT);
+    ck_assert_int_eq(ckpt_dcp_repack_bytes(item.data, item.len, true, NULL, &out, &err),
+                     CKPT_E_FORMAT);
     ck_assert_ptr_nonnull(strstr(err.text, "common state is not a dict"));
     ckpt_buf_release(&item);
     ckpt_buf_release(&out);
 
     ckpt_buf real = {0};
     get_file("tests/data/common_tensor.pt", &real);
-    ck_assert_msg(ckpt_dcp_repack_bytes(real.data, real.len, true, NULL, &out, &err) == CKPT_OK, "%s",
-                  err.text);
+    ck_assert_msg(ckpt_dcp_repack_bytes(real.data, real.len, true, NULL, &out, &err) == CKPT_OK,
+                  "%s", err.text);
     ckpt_buf_release(&real);
     crafted c = {0};
     ckpt_buf_append(&c.data, out.data, out.len);

@@ -1,7 +1,6 @@
 /* ckpt convert: another container, layout, mesh or dtype of the same checkpoint. Order of events:
  * options, paths, headers, plan (or refusal), temporary output, check, manifest, rename. */
 #include "convert.h"
-#include "dcp.h"
 #include "factor.h"
 #include "sidecar.h"
 #include "usermap.h"
@@ -21,8 +20,9 @@ typedef struct convert_opts {
         allow_unknown_objects;
 } convert_opts;
 
-enum { TO_DEFAULT, TO_SAFETENSORS, TO_TORCH_DIST, TO_TORCH, TO_HDF5 };
-static const char *const to_names[] = {NULL, "safetensors", "torch_dist", "torch", "hdf5"};
+enum { TO_DEFAULT, TO_SAFETENSORS, TO_TORCH_DIST, TO_TORCH, TO_HDF5, TO_MP_RANK };
+static const char *const to_names[] = {NULL,    "safetensors", "torch_dist",
+                                       "torch", "hdf5",        "mp_rank"};
 enum { LAYOUT_KEEP, LAYOUT_HF, LAYOUT_MEGATRON, LAYOUT_FLA };
 static const char *const group_names[] = {NULL, "hf", "megatron", "fla"};
 enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
@@ -30,50 +30,50 @@ enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
 
 #define AT(field) offsetof(convert_opts, field)
 static const ckpt_opt rows[] = {
-    {"to",                    CKPT_OPT_CHOICE, AT(to),                    "keep|safetensors|torch_dist|torch|hdf5",
-     "container (default: by DST's ending, else the source's)",                                                                                                    0, 0    },
+    {"to",                    CKPT_OPT_CHOICE, AT(to),                    "keep|safetensors|torch_dist|torch|hdf5|mp_rank",
+     "container (default: by DST's ending, else the source's)",                                                                                                           0, 0    },
     {"layout",                CKPT_OPT_CHOICE, AT(layout),                "keep|hf|megatron|fla",
-     "names and fusing of tensors (default keep)",                                                                                                                 0, 0    },
-    {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",                                      "tensor-parallel size of a torch_dist output", 1, 65536},
-    {"pp",                    CKPT_OPT_INT,    AT(pp),                    "N",                                      "pipeline-parallel size",                      1, 65536},
-    {"ep",                    CKPT_OPT_INT,    AT(ep),                    "N",                                      "expert-parallel size",                        1, 65536},
-    {"etp",                   CKPT_OPT_INT,    AT(etp),                   "N",                                      "expert tensor-parallel size (default: tp)",   1, 65536},
-    {"cp",                    CKPT_OPT_INT,    AT(cp),                    "N",                                      "context-parallel size",                       1, 65536},
+     "names and fusing of tensors (default keep)",                                                                                                                        0, 0    },
+    {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",                                              "tensor-parallel size of a sharded output",   1, 65536},
+    {"pp",                    CKPT_OPT_INT,    AT(pp),                    "N",                                              "pipeline-parallel size",                     1, 65536},
+    {"ep",                    CKPT_OPT_INT,    AT(ep),                    "N",                                              "expert-parallel size",                       1, 65536},
+    {"etp",                   CKPT_OPT_INT,    AT(etp),                   "N",                                              "expert tensor-parallel size (default: tp)",  1, 65536},
+    {"cp",                    CKPT_OPT_INT,    AT(cp),                    "N",                                              "context-parallel size",                      1, 65536},
     {"kda-f-lora-rank",       CKPT_OPT_RANK,   AT(f_rank),                "R|none",
-     "rank of KDA's decay projection, by SVD; none folds it (both: --approximate)",                                                                                0, 0    },
+     "rank of KDA's decay projection, by SVD; none folds it (both: --approximate)",                                                                                       0, 0    },
     {"kda-gate-lora-rank",    CKPT_OPT_RANK,   AT(g_rank),                "R|none",
-     "rank of KDA's output gate, by SVD; none folds it (both: --approximate)",                                                                                     0, 0    },
+     "rank of KDA's output gate, by SVD; none folds it (both: --approximate)",                                                                                            0, 0    },
     {"norms",                 CKPT_OPT_CHOICE, AT(norms),                 "keep|fused|separate",
-     "Megatron: norms fused into the following linear layer or separate",                                                                                          0, 0    },
+     "Megatron: norms fused into the following linear layer or separate",                                                                                                 0, 0    },
     {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "keep|bf16|f16|f32",
-     "cast floating tensors, except those that training keeps in f32",                                                                                             0, 0    },
-    {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                     "cast those as well",                          0, 0    },
-    {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",                                   "largest weight file (default 5GB)",           0,
-     0                                                                                                                                                                     },
+     "cast floating tensors, except those that training keeps in f32",                                                                                                    0, 0    },
+    {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                             "cast those as well",                         0, 0    },
+    {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",                                           "largest weight file (default 5GB)",          0,
+     0                                                                                                                                                                            },
     {"compress",              CKPT_OPT_STRING, AT(compress),              "none|shuffle-deflate[:1-9]",
-     "of an hdf5 output (default none; level 4 if not given)",                                                                                                     0, 0    },
+     "of an hdf5 output (default none; level 4 if not given)",                                                                                                            0, 0    },
     {"optimizer",             CKPT_OPT_CHOICE, AT(optimizer),             "keep|drop",
-     "optimizer state: taken along with its parameters (default), or left out",                                                                                    0, 0    },
+     "optimizer state: taken along with its parameters (default), or left out",                                                                                           0, 0    },
     {"include",               CKPT_OPT_LIST,   AT(include),               "GLOB",
-     "only tensors whose stored or canonical name matches; repeatable",                                                                                            0, 0    },
-    {"exclude",               CKPT_OPT_LIST,   AT(exclude),               "GLOB",                                   "leave matching tensors out; repeatable",      0, 0    },
+     "only tensors whose stored or canonical name matches; repeatable",                                                                                                   0, 0    },
+    {"exclude",               CKPT_OPT_LIST,   AT(exclude),               "GLOB",                                           "leave matching tensors out; repeatable",     0, 0    },
     {"rename",                CKPT_OPT_LIST,   AT(rename),                "FROM=TO",
-     "rename an output tensor; one '*' on each side; repeatable",                                                                                                  0, 0    },
-    {"map",                   CKPT_OPT_STRING, AT(map),                   "FILE",                                   "layout table in JSON",                        0, 0    },
-    {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",                                      "iteration of a save root (default: newest)",  0,
-     INT64_MAX                                                                                                                                                             },
-    {"approximate",           CKPT_OPT_FLAG,   AT(approximate),           NULL,                                     "permit lossy steps; each is reported",        0,
-     0                                                                                                                                                                     },
+     "rename an output tensor; one '*' on each side; repeatable",                                                                                                         0, 0    },
+    {"map",                   CKPT_OPT_STRING, AT(map),                   "FILE",                                           "layout table in JSON",                       0, 0    },
+    {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",                                              "iteration of a save root (default: newest)", 0,
+     INT64_MAX                                                                                                                                                                    },
+    {"approximate",           CKPT_OPT_FLAG,   AT(approximate),           NULL,                                             "permit lossy steps; each is reported",       0,
+     0                                                                                                                                                                            },
     {"allow-unknown",         CKPT_OPT_FLAG,   AT(allow_unknown),         NULL,
-     "carry tensors the model does not have, unchanged",                                                                                                           0, 0    },
+     "carry tensors the model does not have, unchanged",                                                                                                                  0, 0    },
     {"allow-unknown-objects", CKPT_OPT_FLAG,   AT(allow_unknown_objects), NULL,
-     "carry pickled objects of unknown classes, unread",                                                                                                           0, 0    },
-    {"dry-run",               CKPT_OPT_FLAG,   AT(dry_run),               NULL,                                     "print the plan, write nothing",               0, 0    },
+     "carry pickled objects of unknown classes, unread",                                                                                                                  0, 0    },
+    {"dry-run",               CKPT_OPT_FLAG,   AT(dry_run),               NULL,                                             "print the plan, write nothing",              0, 0    },
     {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,
-     "replace an existing DST after success; convert a source that contradicts its manifest",                                                                      0, 0    },
-    {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,                                     "not built yet",                               0, 0    },
-    {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                     "read the output back and compare digests",    0, 0    },
-    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                     NULL,                                          0, 0    },
+     "replace an existing DST after success; convert a source that contradicts its manifest",                                                                             0, 0    },
+    {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,                                             "not built yet",                              0, 0    },
+    {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                             "read the output back and compare digests",   0, 0    },
+    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                             NULL,                                         0, 0    },
 };
 #undef AT
 
@@ -189,6 +189,9 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
         CKPT_CHECK(ckpt_tool_check_objects(&c->src, err));
     if (c->o->optimizer == OPTIMIZER_DROP)
         CKPT_CHECK(drop_optimizer(c, err));
+    else if (c->src.no_optimizer != NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: %s; --optimizer drop leaves it out",
+                         c->src_path, c->src.no_optimizer);
     CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model, &c->src, &bind, err));
     if (keeps_fp8(c)) {
         ckpt_model_release(&c->model);
@@ -220,10 +223,10 @@ static ckpt_status choose_container(conversion *c, ckpt_err *err)
         return ckpt_fail(
             err, CKPT_E_UNSUPPORTED,
             "%s: container %s is not written by this version; choose --to safetensors, "
-            "torch_dist, torch or hdf5",
+            "torch_dist, mp_rank, torch or hdf5",
             c->dst_path, c->container != NULL ? c->container->name : to_names[c->o->to]);
     c->plan_opts.container = c->container;
-    c->plan_opts.sharded = strcmp(c->container->name, "torch_dist") == 0;
+    c->plan_opts.sharded = c->container->sharded;
     bool is_named = named != NULL && strcmp(c->container->name, named) == 0;
     bool hdf5 = strcmp(c->container->name, "hdf5") == 0;
     if (hdf5 && c->o->to == TO_DEFAULT && !is_named)
@@ -317,37 +320,10 @@ static void choose_values(conversion *c)
         p->foreign_config = c->src.config;
 }
 
-/* A Megatron target keeps what else the source's common state holds (schedulers, RNG, versions)
- * and gets the new args. */
 static ckpt_status rewrite_common(void *self, ckpt_plan *plan, ckpt_err *err)
 {
     conversion *c = self;
-    ckpt_out *out = &plan->out;
-    if (out->config_kind != CKPT_CONFIG_MEGATRON || c->src.common == NULL ||
-        c->src.container != c->container)
-        return CKPT_OK;
-    ckpt_out_object *at = NULL;
-    for (size_t i = 0; i < out->n_objects && at == NULL; i++)
-        if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
-            at = &out->objects[i];
-    if (at != NULL && ckpt_json_equal(plan->config, c->src.config))
-        return CKPT_OK; /* carried byte for byte */
-    ckpt_status status = ckpt_dcp_common_with_args(&c->src, plan->config, &c->common, err);
-    if (status != CKPT_OK)
-        return status;
-    if (at == NULL) {
-        ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
-        if (grown == NULL)
-            return ckpt_tool_no_memory(err);
-        if (out->n_objects > 0)
-            memcpy(grown, out->objects, out->n_objects * sizeof *grown);
-        out->objects = grown;
-        at = &grown[out->n_objects++];
-        at->name = CKPT_DCP_COMMON_OBJECT;
-    }
-    at->data = c->common.data;
-    at->length = c->common.len;
-    return CKPT_OK;
+    return ckpt_convert_common(&c->src, c->container, plan, &c->common, err);
 }
 
 static ckpt_status make_plan(conversion *c, ckpt_err *err)

@@ -214,6 +214,15 @@ static ckpt_status check_copies(verification *v, ckpt_err *err)
     return CKPT_OK;
 }
 
+static ckpt_status replica_differs(void *self, const ckpt_replica *r, ckpt_err *err)
+{
+    verification *v = self;
+    (void)err;
+    ckpt_verify_problem(v, "tensor '%s': the copy in %s differs from that in %s", r->name,
+                        v->src.files[r->other.file].name, v->src.files[r->first.file].name);
+    return CKPT_OK;
+}
+
 static ckpt_status check_structure(verification *v, ckpt_err *err)
 {
     for (size_t i = 0; i < v->src.n_warnings; i++)
@@ -227,6 +236,8 @@ static ckpt_status check_structure(verification *v, ckpt_err *err)
         ckpt_status status = ckpt_model_tied(&v->model, &tied, err);
         if (status == CKPT_OK)
             status = check_copies(v, err);
+        if (status == CKPT_OK)
+            status = ckpt_replicas_compare(&v->src, replica_differs, v, err);
         if (status != CKPT_OK)
             return status;
     }

@@ -34,7 +34,7 @@ BASE = dict(
 MOE = dict(
     num_moe_experts=4, moe_ffn_hidden_size=8, moe_router_topk=2, moe_layer_freq=[0, 1],
     moe_shared_expert_intermediate_size=8, moe_router_score_function="sigmoid",
-    moe_router_enable_expert_bias=True, moe_token_dispatcher_type="alltoall", moe_grouped_gemm=False,
+    moe_router_enable_expert_bias=True, moe_token_dispatcher_type="allgather", moe_grouped_gemm=False,
 )
 MLA = dict(
     multi_latent_attention=True, q_lora_rank=12, kv_lora_rank=8, qk_head_dim=8,
@@ -93,7 +93,7 @@ def build(case, config, vocab):
     from megatron.core.transformer.identity_op import IdentityOp
 
     for n in ("TELinear", "TEColumnParallelLinear", "TELayerNormColumnParallelLinear"):
-        if getattr(mla, n, 0) is None:  # isinstance() of absent Transformer Engine classes
+        if not isinstance(getattr(mla, n, int), type):  # absent Transformer Engine classes
             setattr(mla, n, type(n, (), {}))
 
     chunks = []
