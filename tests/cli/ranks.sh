@@ -1,7 +1,7 @@
 # Megatron's per-rank files: read as torch_dist would store them, written at any mesh.
 m=$FIXTURES/mcore
-for c in gpt_vpp mla_moe_tp2_ep2; do rc 0 diff $m/mp_$c $m/mp_$c.plain.safetensors; done
-rc 0 diff $m/mp_gpt_tp2_pp2 $m/mp_gpt_tp2_pp2.plain.safetensors --exclude 'optimizer.*'
+for c in gpt_vpp mla_moe_tp2_ep2; do rc 0 diff $m/mp_$c $m/mp_$c.plain; done
+rc 0 diff $m/mp_gpt_tp2_pp2 $m/mp_gpt_tp2_pp2.plain --exclude 'optimizer.*'
 rc 0 inspect $m/mp_gpt_vpp; out '^container +mp_rank'; out '^mesh .*pp 2'; out '^iteration +20'
 rc 0 verify $m/mp_gpt_vpp
 

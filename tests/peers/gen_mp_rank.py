@@ -4,12 +4,14 @@ usage: gen_mp_rank.py OUTDIR [CASE ...]
 
 Real megatron-core modules on CPU over gloo, one process a rank. Every case gives a save root
 OUTDIR/CASE/ as Megatron-LM's checkpointing.py writes it with --ckpt-format torch (the names of
-get_checkpoint_name, the members of generate_state_dict), and OUTDIR/CASE.plain.safetensors: the
+get_checkpoint_name, the members of generate_state_dict), and OUTDIR/CASE.plain/: the
 global tensors, by storage key, that dist_checkpointing.save makes of sharded_state_dict of the same
 modules (read back whole). The second is the expected reading of the first.
 """
 
 import argparse
+import glob
+import json
 import os
 import shutil
 import socket
@@ -215,8 +217,14 @@ def plain(out, name):
     meta = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     state = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in meta.items() if hasattr(m, "size")}
     dcp.load(state, checkpoint_id=path, no_dist=True)
-    save_file(state, os.path.join(out, f"{name}.plain.safetensors"))
     shutil.rmtree(path)
+    path = os.path.join(out, f"{name}.plain")
+    os.makedirs(path)
+    save_file(state, os.path.join(path, "model.safetensors"))
+    first = sorted(glob.glob(os.path.join(out, name, "iter_*", "mp_rank_*", "*.pt")))[0]
+    args = vars(torch.load(first, weights_only=False)["args"])
+    with open(os.path.join(path, "megatron_args.json"), "w") as f:
+        json.dump(args, f, indent=1, sort_keys=True, default=str)
 
 
 def work(rank, world, port, out, name):
