@@ -30,3 +30,16 @@ bad '{"name":"x","side":"up","rows":[{"canon":"a","stored":"b","view":"H"}]}' 3 
 bad '{"name":"x","rows":[{"canon":"a","stored":"b"}]}' 3 view
 rc 5 convert s.safetensors u --map none.json; one_line
 absent u
+
+# The documented example: another model's names, as good as the layout that knows them.
+a=$FIXTURES/hf/arcee_kda_tiny
+rc 0 convert $a arcee --map $FIXTURES/maps/arcee_kda.json --layout hf --verify; out 'root equals source'
+same arcee/model.safetensors $a/model.safetensors; same arcee/config.json $a/config.json
+rc 0 convert $a built_in --layout hf --verify
+same arcee/ckpt.manifest.json built_in/ckpt.manifest.json
+sed 's/"side": "source"/"side": "target"/' $FIXTURES/maps/arcee_kda.json >target.json
+rc 0 convert $a arcee2 --map target.json --verify; same arcee2/model.safetensors $a/model.safetensors
+# a table that forgets a tensor says so
+sed '/mlp.down.weight/d; s/"mlp.up_proj.weight", "view": "F | H"},/"mlp.up_proj.weight", "view": "F | H"}/' \
+    $FIXTURES/maps/arcee_kda.json | sed 'N;s/},\n  \]/}\n  ]/;P;D' >short.json
+rc 4 convert $a short --map short.json --layout hf; one_line; err 'mlp.down_proj.weight'; absent short
