@@ -79,7 +79,7 @@ def qwen3(out, name):
 
 
 def qwen3_moe(out, name):
-    c = tf.Qwen3MoeConfig(**dict(BASE, num_hidden_layers=3), num_key_value_heads=2, head_dim=32,
+    c = tf.Qwen3MoeConfig(**dict(BASE, num_hidden_layers=4), num_key_value_heads=2, head_dim=32,
                           moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2,
                           norm_topk_prob=True, mlp_only_layers=[1])
     save(out, name, build(tf.Qwen3MoeForCausalLM, c), torch.bfloat16)
@@ -93,7 +93,7 @@ def llama3(out, name):
 
 
 def moonlight(out, name):
-    c = tf.DeepseekV3Config(**dict(MLA, num_hidden_layers=3), q_lora_rank=None, n_group=1, topk_group=1,
+    c = tf.DeepseekV3Config(**dict(MLA, num_hidden_layers=4), q_lora_rank=None, n_group=1, topk_group=1,
                             n_shared_experts=2, first_k_dense_replace=1, rms_norm_eps=1e-5,
                             routed_scaling_factor=2.446, num_mtp_layers=0,
                             rope_parameters=dict(rope_type="default", rope_theta=50000.0))
