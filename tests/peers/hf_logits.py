@@ -1,6 +1,6 @@
-"""A Hugging Face directory loads in transformers as it is and reproduces reference logits.
+"""Hugging Face directories load in transformers as they are and reproduce reference logits.
 
-usage: hf_logits.py DIR REFERENCE.safetensors
+usage: hf_logits.py DIR REFERENCE.safetensors [DIR REFERENCE.safetensors...]
 
 Fails on missing, unexpected or mismatched keys. The reference holds input_ids, logits and loss.
 Tolerance: f32 forward of the same weights by two releases of the same code, 1e-5 relative RMS.
@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 
-def main():
-    path, reference = sys.argv[1:]
+def check(path, reference):
     ref = load_file(reference)
     torch.manual_seed(0)
     model, info = AutoModelForCausalLM.from_pretrained(
@@ -37,4 +36,5 @@ def main():
         sys.exit(f"{path}: relative RMS {rms:.3e} of logits, expected below 1e-5")
 
 
-main()
+for i in range(1, len(sys.argv), 2):
+    check(*sys.argv[i : i + 2])

@@ -85,6 +85,37 @@ hf_through_megatron() {
 t hf_same_layout_loads_in_transformers hf_same_layout
 t hf_through_megatron_tp2_tp4_loads_in_transformers hf_through_megatron
 
+hf_families_through_megatron() {
+    local name args=()
+    for name in llama_tiny_tied llama3_tiny qwen2_tiny qwen3_tiny qwen3_5_tiny qwen3_moe_tiny \
+        qwen3_next_tiny moonlight_tiny bailing_hybrid_tiny; do
+        convert "fixtures/hf/$name" "$work/fam.dist" --to torch_dist --layout megatron --tp 2 --ep 2 \
+            --force
+        convert "$work/fam.dist" "$work/fam.$name" --to safetensors --layout hf
+        args+=("$work/fam.$name" "fixtures/hf/$name.reference.safetensors")
+    done
+    # Megatron would choose other experts of these two: through another container only
+    for name in deepseek_v3_tiny deepseek_v3_tiny_noq; do
+        convert "fixtures/hf/$name" "$work/fam.dist" --to torch_dist --layout keep --force
+        convert "$work/fam.dist" "$work/fam.$name" --to safetensors --layout keep
+        args+=("$work/fam.$name" "fixtures/hf/$name.reference.safetensors")
+    done
+    py hf_logits.py "${args[@]}"
+}
+# Written without the earlier configuration: every field of it is new.
+hf_families_new_configuration() {
+    local name args=()
+    for name in llama3_tiny qwen2_tiny qwen3_tiny qwen3_moe_tiny qwen3_next_tiny moonlight_tiny; do
+        convert "fixtures/hf/$name" "$work/new.dist" --to torch_dist --layout megatron --tp 2 --force
+        find "$work/new.dist" -name ckpt.manifest.json -delete
+        convert "$work/new.dist" "$work/new.$name" --to safetensors --layout hf
+        args+=("$work/new.$name" "fixtures/hf/$name.reference.safetensors")
+    done
+    py hf_logits.py "${args[@]}"
+}
+t hf_families_through_megatron_load_in_transformers hf_families_through_megatron
+t hf_families_with_new_configuration_load_in_transformers hf_families_new_configuration
+
 # ---- Megatron torch_dist ------------------------------------------------------------------------
 
 mcore_from_hf() {
