@@ -435,13 +435,54 @@ static ckpt_status check_target(const ckpt_commit *commit, ckpt_err *err)
     return status;
 }
 
+/* Length of the part of the target's name that its temporaries carry: NAME_MAX is 255. */
+static int shown_length(const char *base)
+{
+    return (int)(strlen(base) > 180 ? 180 : strlen(base));
+}
+
+ckpt_status ckpt_commit_leftovers(const ckpt_commit *commit, ckpt_arena *arena, char ***dirs,
+                                  size_t *n, ckpt_err *err)
+{
+    const char *base = ckpt_basename(commit->final_path), *own = ckpt_basename(commit->temp_path);
+    ckpt_status status = CKPT_OK;
+    char **names = NULL, *parent = parent_of(commit->final_path);
+    size_t n_names = 0;
+    const char *prefix = ckpt_arena_printf(arena, ".%.*s.ckpt-tmp.", shown_length(base), base);
+    *n = 0;
+    if (parent == NULL || prefix == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        goto done;
+    }
+    CKPT_CHECK(ckpt_list_dir(parent, arena, &names, &n_names, err));
+    *dirs = names;
+    for (size_t i = 0; i < n_names; i++) {
+        if (strncmp(names[i], prefix, strlen(prefix)) != 0 || strcmp(names[i], own) == 0)
+            continue;
+        char *path = ckpt_path_join(arena, strcmp(parent, ".") == 0 ? "" : parent, names[i]);
+        if (path == NULL) {
+            status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+            goto done;
+        }
+        (*dirs)[(*n)++] = path;
+    }
+done:
+    free(parent);
+    return status;
+}
+
+void ckpt_commit_keep(ckpt_commit *commit)
+{
+    commit->active = false;
+}
+
 /* Claim a sibling name that nothing uses; a number follows if an earlier run left the plain one. */
 static ckpt_status claim_temp(ckpt_commit *commit, const char *kind, char **out, ckpt_err *err)
 {
     const char *path = commit->final_path;
     const char *base = ckpt_basename(path);
     size_t dir = (size_t)(base - path), cap = strlen(path) + 80;
-    int shown = (int)(strlen(base) > 180 ? 180 : strlen(base)); /* NAME_MAX is 255 */
+    int shown = shown_length(base);
     char *temp = malloc(cap);
     if (temp == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "%s: out of memory", path);
@@ -611,6 +652,10 @@ ckpt_status ckpt_commit_finish(ckpt_commit *commit, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_INTERNAL, "commit of an output that is not open");
     CKPT_TRY(sync_entry(AT_FDCWD, commit->temp_path, 0, err), "%s", commit->final_path);
     CKPT_CHECK(ckpt_check_interrupted(err));
+    if (commit->scratch != NULL && unlink(commit->scratch) != 0) {
+        status = ckpt_fail_errno(err, errno, "%s", commit->scratch);
+        goto done;
+    }
     CKPT_CHECK(put_in_place(commit, &replaced, err));
     commit->active = false;
     status = sync_parent(commit->final_path, err);

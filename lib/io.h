@@ -41,6 +41,8 @@ bool ckpt_name_is_safe(const char *name, bool allow_slash);
 typedef struct ckpt_commit {
     char *final_path; /* as named by the user, without trailing slashes */
     char *temp_path;  /* sibling: .NAME.ckpt-tmp.PID */
+    const char
+        *scratch; /* borrowed: a file below temp_path that is removed just before the rename */
     bool is_dir, force, active;
 } ckpt_commit;
 
@@ -57,6 +59,11 @@ ckpt_status ckpt_commit_write(ckpt_commit *commit, const char *name, const void 
  * removed), fsync the parent. If it fails before the rename the target is untouched and abort
  * cleans up; if only the last fsync fails, a replaced target is kept at temp_path. */
 ckpt_status ckpt_commit_finish(ckpt_commit *commit, ckpt_err *err) CKPT_MUST_USE;
+/* Sibling directories that other runs for the same final path made or are making, in the arena. */
+ckpt_status ckpt_commit_leftovers(const ckpt_commit *commit, ckpt_arena *arena, char ***dirs,
+                                  size_t *n, ckpt_err *err) CKPT_MUST_USE;
+/* Leave the temporary output where it is, for a later run to continue. */
+void ckpt_commit_keep(ckpt_commit *commit);
 /* Remove the temporary output and release; safe at any time, also after finish, and on a zeroed
  * structure. Keeps errno. */
 void ckpt_commit_abort(ckpt_commit *commit);

@@ -21,6 +21,7 @@ typedef struct ckpt_stream_opts {
     int threads;                   /* 0 = all cores */
     uint64_t memory;               /* bytes for buffers; at least 1 MiB is used */
     const ckpt_progress *progress; /* NULL = none */
+    struct ckpt_journal *journal;  /* of a directory being written (journal.h); NULL = none */
 } ckpt_stream_opts;
 
 /* Digests of one canonical tensor. */

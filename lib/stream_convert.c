@@ -15,6 +15,7 @@
 #include "crc.h"
 #include "gather.h"
 #include "job.h"
+#include "journal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -61,6 +62,7 @@ typedef struct convert_job {
     ckpt_plan *plan;
     ckpt_arena *arena;
     const char *dir;
+    ckpt_journal *journal; /* files that are done already, and where to enter others; or NULL */
     out_file *files;
     lane *lanes;
     size_t n_lanes;
@@ -77,6 +79,17 @@ static void wake_all(ckpt_job *j)
         pthread_cond_broadcast(&c->lanes[i].turn);
         pthread_mutex_unlock(&c->lanes[i].lock);
     }
+}
+
+static bool is_done(const convert_job *c, size_t f)
+{
+    return c->journal != NULL && c->journal->files[f].done;
+}
+
+/* Bytes of a file that this run writes. */
+static uint64_t size_to_do(const convert_job *c, size_t f)
+{
+    return is_done(c, f) ? 0 : c->plan->sink.files[f].size;
 }
 
 /* First segment that ends after `offset`. */
@@ -211,9 +224,39 @@ static ckpt_status fill_literals(convert_job *c, uint32_t f, uint8_t *buf, uint6
     return status;
 }
 
-static ckpt_status write_piece(out_file *of, const uint8_t *buf, uint64_t size, uint64_t lo,
+static ckpt_journal_entry file_digests(const out_file *of)
+{
+    ckpt_journal_entry e = {.done = true};
+    ckpt_sha256_stream whole = of->whole, rest = of->rest;
+    ckpt_sha256_stream_final(&whole, e.sha256);
+    ckpt_sha256_stream_final(&rest, e.rest);
+    return e;
+}
+
+/* All bytes of a file are written. */
+static ckpt_status finish_file(convert_job *c, uint32_t f, ckpt_err *err)
+{
+    out_file *of = &c->files[f];
+    ckpt_status status = CKPT_OK;
+    if (fsync(of->fd) != 0)
+        status = ckpt_fail_errno(err, errno, "%s: fsync", of->path);
+    if (of->direct_fd >= 0)
+        close(of->direct_fd);
+    of->direct_fd = -1;
+    if (close(of->fd) != 0 && status == CKPT_OK)
+        status = ckpt_fail_errno(err, errno, "%s: close", of->path);
+    of->fd = -1;
+    if (status == CKPT_OK && c->journal != NULL) {
+        ckpt_journal_entry e = file_digests(of);
+        status = ckpt_journal_done(c->journal, f, &e, err);
+    }
+    return status;
+}
+
+static ckpt_status write_piece(convert_job *c, uint32_t f, const uint8_t *buf, uint64_t lo,
                                uint64_t hi, ckpt_err *err)
 {
+    out_file *of = &c->files[f];
     uint64_t n = hi - lo, direct = of->direct_fd >= 0 ? n / PAGE * PAGE : 0;
     ckpt_status status = CKPT_OK;
     if (direct > 0 && pwrite(of->direct_fd, buf, direct, (off_t)lo) != (ssize_t)direct)
@@ -221,16 +264,8 @@ static ckpt_status write_piece(out_file *of, const uint8_t *buf, uint64_t size, 
     if (n > direct)
         CKPT_TRY(ckpt_pwrite_full(of->fd, buf + direct, (size_t)(n - direct), lo + direct, err),
                  "%s", of->path);
-    if (atomic_fetch_add(&of->written, n) + n == size) {
-        if (fsync(of->fd) != 0)
-            status = ckpt_fail_errno(err, errno, "%s: fsync", of->path);
-        if (of->direct_fd >= 0)
-            close(of->direct_fd);
-        of->direct_fd = -1;
-        if (close(of->fd) != 0 && status == CKPT_OK)
-            status = ckpt_fail_errno(err, errno, "%s: close", of->path);
-        of->fd = -1;
-    }
+    if (atomic_fetch_add(&of->written, n) + n == c->plan->sink.files[f].size)
+        status = finish_file(c, f, err);
 done:
     return status;
 }
@@ -248,7 +283,7 @@ static int list_parts(const ckpt_worker *w, const convert_job *c, const item *it
     const lane *l = &c->lanes[it->index];
     int n = 0;
     for (uint32_t f = l->first; f < l->first + l->n; f++) {
-        uint64_t size = c->plan->sink.files[f].size;
+        uint64_t size = size_to_do(c, f);
         if (it->offset >= size)
             continue;
         parts[n] = (part){.file = f,
@@ -300,8 +335,7 @@ static ckpt_status do_piece(ckpt_worker *w, convert_job *c, const item *it, ckpt
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < n; i++) {
         const part *p = &parts[i];
-        CKPT_CHECK(write_piece(&c->files[p->file], p->buf, c->plan->sink.files[p->file].size, p->lo,
-                               p->hi, err));
+        CKPT_CHECK(write_piece(c, p->file, p->buf, p->lo, p->hi, err));
         ckpt_job_advance(w, p->hi - p->lo);
     }
 done:
@@ -362,6 +396,8 @@ static ckpt_status open_files(convert_job *c, ckpt_err *err)
         ckpt_sha256_stream_init(&c->files[f].rest);
     }
     for (size_t f = 0; f < sink->n_files; f++) {
+        if (is_done(c, f))
+            continue;
         ckpt_status status = open_file(&c->files[f], &sink->files[f], c->dir, c->arena,
                                        !c->plan->out.single_file, err);
         if (status != CKPT_OK)
@@ -409,7 +445,7 @@ static ckpt_status make_lanes(convert_job *c, bool *waves, ckpt_err *err)
         l->first = (uint32_t)f;
         l->n = lane_files(sink, f);
         for (uint32_t i = 0; i < l->n; i++)
-            l->size = ckpt_max_u64(l->size, sink->files[f + i].size);
+            l->size = ckpt_max_u64(l->size, size_to_do(c, f + i));
         *waves = *waves || l->n > 1;
         pthread_mutex_init(&l->lock, NULL);
         pthread_cond_init(&l->turn, NULL);
@@ -438,7 +474,7 @@ static double piece_bytes(const convert_job *c, const lane *l, uint64_t at)
 {
     double sum = 0;
     for (uint32_t f = l->first; f < l->first + l->n; f++) {
-        uint64_t size = c->plan->sink.files[f].size;
+        uint64_t size = size_to_do(c, f);
         sum += size > at ? (double)ckpt_min_u64(l->step, size - at) : 0;
     }
     return sum;
@@ -457,7 +493,7 @@ static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
     if (c->items == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu work items", n);
     for (size_t f = 0; f < c->plan->sink.n_files; f++)
-        piece_total += (double)c->plan->sink.files[f].size;
+        piece_total += (double)size_to_do(c, f);
     for (size_t i = 0; i < n_groups; i++)
         leaf_total += (double)ckpt_leaf_group_bytes(&c->leaves, i);
     for (size_t group = 0; group < c->n_lanes; group += LANES_IN_FLIGHT) {
@@ -570,7 +606,7 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
 {
     ckpt_status status = CKPT_OK;
     bool waves = false;
-    convert_job c = {.plan = plan, .arena = arena, .dir = dir};
+    convert_job c = {.plan = plan, .arena = arena, .dir = dir, .journal = opts->journal};
     ckpt_job j = {.run = convert_item, .give_up = wake_all, .self = &c};
     if (plan->sink.serial != NULL)
         return ckpt_stream_serial(plan, dir, opts, arena, out, err);
@@ -594,8 +630,9 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
         j.total_bytes += ckpt_leaf_group_bytes(&c.leaves, i);
     CKPT_CHECK(ckpt_job_run(&j));
     for (size_t f = 0; f < plan->sink.n_files; f++) {
-        ckpt_sha256_stream_final(&c.files[f].whole, out->files[f].sha256);
-        ckpt_sha256_stream_final(&c.files[f].rest, out->files[f].rest);
+        ckpt_journal_entry e = is_done(&c, f) ? c.journal->files[f] : file_digests(&c.files[f]);
+        memcpy(out->files[f].sha256, e.sha256, sizeof e.sha256);
+        memcpy(out->files[f].rest, e.rest, sizeof e.rest);
         out->files[f].size = plan->sink.files[f].size;
     }
     CKPT_CHECK(ckpt_finish_results(plan, &j.workers[0].sha, originals, out, err));

@@ -1,7 +1,6 @@
 /* ckpt convert: another container, layout, mesh or dtype of the same checkpoint. Order of events:
  * options, paths, headers, plan (or refusal), temporary output, check, manifest, rename. */
 #include "convert.h"
-#include "factor.h"
 #include "sidecar.h"
 #include "usermap.h"
 
@@ -71,7 +70,8 @@ static const ckpt_opt rows[] = {
     {"dry-run",               CKPT_OPT_FLAG,   AT(dry_run),               NULL,                                             "print the plan, write nothing",              0, 0    },
     {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,
      "replace an existing DST after success; convert a source that contradicts its manifest",                                                                             0, 0    },
-    {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,                                             "not built yet",                              0, 0    },
+    {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,
+     "continue what a killed run left; if this one fails, leave that too",                                                                                                0, 0    },
     {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                             "read the output back and compare digests",   0, 0    },
     {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                             NULL,                                         0, 0    },
 };
@@ -93,6 +93,7 @@ typedef struct conversion {
     ckpt_buf common; /* rewritten Megatron common state */
     ckpt_sidecars sidecars;
     ckpt_commit commit;
+    ckpt_journal journal;
     ckpt_manifest manifest; /* of the target */
     ckpt_convert_result result;
     ckpt_buf text;        /* the manifest */
@@ -112,8 +113,6 @@ static const char *plural(size_t n)
 static ckpt_status check_options(const conversion *c, ckpt_err *err)
 {
     const convert_opts *o = c->o;
-    if (o->resume)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--resume: not built yet");
     for (size_t i = 0; i < o->rename.n; i++)
         if (strchr(o->rename.items[i], '=') == NULL)
             return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", o->rename.items[i]);
@@ -342,27 +341,6 @@ done:
     return status;
 }
 
-/* What must be computed before it can be reported and written. */
-static ckpt_status compute_factors(conversion *c, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    ckpt_bar bar;
-    const char *base = ckpt_basename(c->dst_path);
-    size_t n = (size_t)(base - c->dst_path);
-    const char *dir = n == 0 ? "." : ckpt_arena_strndup(&c->tool->arena, c->dst_path, n);
-    if (dir == NULL)
-        return ckpt_tool_no_memory(err);
-    if (c->plan.factors == NULL || c->o->dry_run)
-        return CKPT_OK;
-    ckpt_bar_start(&bar, "factorise", c->tool->progress);
-    ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
-    status = ckpt_factor_run(&c->plan, dir, &opts, err);
-    ckpt_bar_stop(&bar);
-    if (status != CKPT_OK)
-        ckpt_tool_frame(err, c->src_path);
-    return status;
-}
-
 static ckpt_status drop_optimizer_line(conversion *c, ckpt_err *err)
 {
     const char *line =
@@ -558,10 +536,15 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     ckpt_bar bar;
     struct timespec start;
     clock_gettime(CLOCK_MONOTONIC, &start);
+    if (!c->plan_opts.single_file)
+        CKPT_CHECK(ckpt_journal_prepare(&c->journal, &c->plan, err));
     CKPT_CHECK(
         ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force, err));
+    if (c->journal.active)
+        CKPT_CHECK(ckpt_convert_journal(c->tool, &c->journal, &c->commit, c->o->resume, err));
     ckpt_bar_start(&bar, "convert", c->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
+    opts.journal = c->journal.active ? &c->journal : NULL;
     status =
         ckpt_stream_convert(&c->plan, c->commit.temp_path, &opts, &c->tool->arena, &c->result, err);
     ckpt_bar_stop(&bar);
@@ -701,7 +684,8 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
     CKPT_CHECK(check_options(c, err));
     CKPT_CHECK(open_source(c, err));
     CKPT_CHECK(make_plan(c, err));
-    CKPT_CHECK(compute_factors(c, err));
+    if (!c->o->dry_run)
+        CKPT_CHECK(ckpt_convert_factors(c->tool, &c->plan, c->src_path, c->dst_path, err));
     CKPT_CHECK(report_plan(c, err));
     if (c->o->dry_run) {
         if (ckpt_tool_text(c->tool))
@@ -725,7 +709,10 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
         n--;
     c.dst_path = ckpt_arena_strndup(&tool->arena, tool->operands.items[1], n);
     ckpt_status status = c.dst_path != NULL ? convert(&c, err) : ckpt_tool_no_memory(err);
+    if (c.o->resume)
+        ckpt_convert_keep(tool, &c.journal, &c.commit, status);
     ckpt_commit_abort(&c.commit);
+    ckpt_journal_release(&c.journal);
     ckpt_buf_release(&c.text);
     ckpt_manifest_release(&c.manifest);
     ckpt_sidecars_release(&c.sidecars);

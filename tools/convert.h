@@ -2,6 +2,7 @@
 #ifndef CKPT_CONVERT_H
 #define CKPT_CONVERT_H
 
+#include "journal.h"
 #include "tool.h"
 
 /* "151 tensors stored as 81", or "151 tensors" if that is the same. */
@@ -55,6 +56,16 @@ ckpt_status ckpt_convert_reread(ckpt_tool *tool, const ckpt_manifest *m,
                                 const ckpt_container *container, const ckpt_layout *layout,
                                 const char *path, const char *dir, bool filtered,
                                 ckpt_err *err) CKPT_MUST_USE;
+
+/* Compute what must be known before it can be reported and written. */
+ckpt_status ckpt_convert_factors(ckpt_tool *tool, ckpt_plan *plan, const char *src, const char *dst,
+                                 ckpt_err *err) CKPT_MUST_USE;
+/* Begin the journal of a directory output, and say what earlier runs left and what is taken over. */
+ckpt_status ckpt_convert_journal(ckpt_tool *tool, ckpt_journal *j, ckpt_commit *commit, bool resume,
+                                 ckpt_err *err) CKPT_MUST_USE;
+/* After a run with --resume: if it was interrupted or failed on I/O, its finished files stay. */
+void ckpt_convert_keep(ckpt_tool *tool, const ckpt_journal *j, ckpt_commit *commit,
+                       ckpt_status status);
 
 /* Refuse (CKPT_E_USAGE) a destination that is the source, lies in it or contains it, however it is
  * spelled: symbolic and hard links included. */
