@@ -66,7 +66,7 @@ typedef struct opening {
     size_t n_links, links_cap;
     ckpt_tensor *tensors;
     size_t n_tensors;
-    const char **undecoded; /* names, to tell a link to one from a dangling link */
+    const char **undecoded; /* names, sorted at the end: a link may lead to one */
     size_t n_undecoded, undecoded_cap;
 } opening;
 
@@ -554,6 +554,11 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const ckpt_tensor *)a)->name, ((const ckpt_tensor *)b)->name);
 }
 
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 /* Soft links to datasets become tensors with the same bytes. */
 static ckpt_status resolve_links(opening *o, ckpt_err *err)
 {
@@ -568,14 +573,15 @@ static ckpt_status resolve_links(opening *o, ckpt_err *err)
         qsort(src->tensors, n, sizeof *src->tensors, by_name);
     }
     src->n_tensors = n;
+    if (o->n_undecoded > 1)
+        qsort(o->undecoded, o->n_undecoded, sizeof *o->undecoded, by_text);
     for (size_t i = 0; i < o->n_links; i++) {
         const struct alias *link = &o->links[i];
         ckpt_tensor key = {.name = link->target};
         const ckpt_tensor *hit = n > 0 ? bsearch(&key, src->tensors, n, sizeof key, by_name) : NULL;
-        bool other = false;
-        for (size_t k = 0; k < o->n_undecoded && hit == NULL; k++)
-            other = other || strcmp(o->undecoded[k], link->target) == 0;
-        if (other) {
+        const char *target = link->target;
+        if (hit == NULL && o->n_undecoded > 0 &&
+            bsearch(&target, o->undecoded, o->n_undecoded, sizeof target, by_text) != NULL) {
             CKPT_CHECK(
                 ckpt_source_warn(src, err, "'%s': linked tensor is not decoded", link->name));
             continue;

@@ -301,7 +301,8 @@ static bool scan_hard_link(scan *s, const group *g, const char *name)
     if (type == H5I_DATASET)
         ok = ckpt_hdf5_describe_dataset(&s->d, id, s->path);
     else
-        ckpt_hdf5_put_text(&s->d, CKPT_HDF5_R_WARN, s->path, "is a named type: left out", 23);
+        ckpt_hdf5_put_text(&s->d, CKPT_HDF5_R_WARN, s->path, "is a named type: left out",
+                           strlen("is a named type: left out"));
     H5Oclose(id);
     return ok;
 }
@@ -354,7 +355,7 @@ static hid_t open_file(const char *path)
         return -1;
     (void)H5Pset_file_locking(fapl, false, true); /* nobody waits for a reader */
     (void)H5Pset_fclose_degree(fapl, H5F_CLOSE_STRONG);
-    file = H5Fopen(path, H5F_ACC_RDONLY, fapl);
+    file = ckpt_hdf5_use_driver(fapl) ? H5Fopen(path, H5F_ACC_RDONLY, fapl) : -1;
     H5Pclose(fapl);
     return file;
 }
@@ -386,6 +387,7 @@ void ckpt_hdf5_scan(const char *path, ckpt_buf *out)
                    "not an HDF5 file that can be read: damaged, cut short, or of a newer version");
         goto done;
     }
+    s->d.file = s->file;
     s->d.user_block = user_block(s->file);
     root = H5Gopen2(s->file, "/", H5P_DEFAULT);
     if (root < 0)

@@ -9,6 +9,7 @@
 
 typedef struct ckpt_hdf5_describe {
     ckpt_buf *out;
+    hid_t file;
     uint64_t user_block; /* bytes in front of the file's own */
     bool failed;         /* a FAIL record was written */
 } ckpt_hdf5_describe;
@@ -23,5 +24,12 @@ void ckpt_hdf5_put_end(ckpt_hdf5_describe *d);
 
 /* Append the record of a dataset; false after a FAIL record. */
 bool ckpt_hdf5_describe_dataset(ckpt_hdf5_describe *d, hid_t dataset, const char *name);
+
+/* hdf5_driver.c. The interface of drivers changed after 1.12. */
+#define CKPT_HDF5_DRIVER (!H5_VERSION_GE(1, 13, 0))
+bool ckpt_hdf5_use_driver(hid_t access);
+/* Place of the chunk that starts at `offset`, elements; false if there is none. */
+bool ckpt_hdf5_locate(const ckpt_hdf5_describe *d, hid_t dataset, const hsize_t *offset,
+                      ckpt_hdf5_chunk *out);
 
 #endif

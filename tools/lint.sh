@@ -77,7 +77,7 @@ library '(cjson/)?cJSON\.h' '^lib/json\.c$' 'cJSON.h only in lib/json.c'
 library 'openssl/' '^lib/hash\.c$' 'OpenSSL only in lib/hash.c'
 library 'zlib\.h' '^(formats/(zip|zip_write|dcp_common|hdf5_filter)|lib/crc)\.c$' \
     'zlib only in lib/crc.c and where formats inflate or deflate'
-library '(hdf5|H5public)\.h>' '^formats/hdf5_(scan\.h|scan\.c|dataset\.c|write\.c)$' 'libhdf5 only in formats/hdf5_*'
+library '(hdf5|H5public)\.h>' '^formats/hdf5_(scan\.h|scan\.c|dataset\.c|driver\.c|write\.c)$' 'libhdf5 only in formats/hdf5_*'
 library '(cuda|cublas|cudnn|nccl|mpi\.h|cusolver)' '^engine/' 'CUDA, NCCL, MPI only in engine/'
 library '(lapacke?|cblas|openblas)' '^(engine/|lib/svd\.c$)' 'BLAS and LAPACK only in engine/, lib/svd.c'
 
