@@ -54,6 +54,23 @@ static int64_t iteration_of_path(ckpt_arena *arena, const char *path)
     return copy ? ckpt_dcp_iteration_of(ckpt_basename(copy)) : -2;
 }
 
+bool ckpt_dcp_is_zarr(ckpt_arena *arena, const char *dir)
+{
+    ckpt_buf text = {0};
+    ckpt_json *json = NULL;
+    ckpt_err err;
+    bool zarr = false;
+    const char *path = ckpt_path_join(arena, dir, "metadata.json");
+    if (path && ckpt_read_file(path, 1 << 20, &text, &err) == CKPT_OK && text.data &&
+        ckpt_json_parse((const char *)text.data, text.len, &json, &err) == CKPT_OK) {
+        const char *backend = ckpt_json_string(ckpt_json_get(json, "sharded_backend"));
+        zarr = backend && strcmp(backend, "zarr") == 0;
+    }
+    ckpt_json_free(json);
+    ckpt_buf_release(&text);
+    return zarr;
+}
+
 /* ---- probe --------------------------------------------------------------------------------- */
 
 static bool listed(const ckpt_probe *probe, const char *name)
@@ -89,6 +106,12 @@ static int probe_root(const ckpt_probe *probe)
                  exists_in(&scratch, dir, "mp_rank_00_000"))
             legacy = true;
     }
+    ckpt_dcp_place place;
+    ckpt_err err;
+    if (score > 0 && !legacy &&
+        ckpt_dcp_locate(&scratch, probe->path, -1, &place, &err) == CKPT_OK &&
+        ckpt_dcp_is_zarr(&scratch, place.dir))
+        score = 0;
     ckpt_arena_free(&scratch);
     return score < 2 && legacy ? 0 : score;
 }
@@ -151,7 +174,7 @@ static const char *iteration_dir(ckpt_arena *arena, int64_t iteration)
 static const char *missing_file(ckpt_arena *arena, const char *dir)
 {
     if (!exists_in(arena, dir, ".metadata"))
-        return ".metadata";
+        return ckpt_dcp_is_zarr(arena, dir) ? NULL : ".metadata";
     if (exists_in(arena, dir, CKPT_DCP_COMMON_FILE) && !exists_in(arena, dir, "metadata.json"))
         return "metadata.json";
     return NULL;

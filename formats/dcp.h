@@ -41,6 +41,10 @@ ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_
 ckpt_status ckpt_dcp_common_members(const uint8_t *data, uint64_t length,
                                     bool (*keep)(const char *key), ckpt_buf *out,
                                     ckpt_err *err) CKPT_MUST_USE;
+/* The torch.save item that is a whole file, its value in a list of one (what torch_dist holds of a
+ * sharded object). */
+ckpt_status ckpt_dcp_wrap_object(ckpt_source *src, uint32_t file, uint64_t length, ckpt_buf *out,
+                                 ckpt_err *err) CKPT_MUST_USE;
 /* A new common state from args alone. */
 ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, bool as_list,
                                 ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
@@ -62,6 +66,8 @@ int ckpt_dcp_probe(const ckpt_probe *probe);
 /* Resolve a directory, iteration directory or save root. iteration -1: the newest complete. */
 ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iteration,
                             ckpt_dcp_place *place, ckpt_err *err) CKPT_MUST_USE;
+/* Does DIR/metadata.json name the zarr backend? */
+bool ckpt_dcp_is_zarr(ckpt_arena *arena, const char *dir);
 ckpt_status ckpt_dcp_open(ckpt_source *src, const ckpt_open_opts *opts,
                           ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_dcp_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;

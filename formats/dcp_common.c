@@ -226,7 +226,7 @@ static ckpt_status pack_with_storages(ckpt_source *src, uint32_t file, uint64_t 
         if (!ckpt_add_u64(total, zip->entries[i].size, &total))
             total = UINT64_MAX;
     if (total > COMMON_LIMIT || zip->n_entries > 10000)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "common state of %llu bytes, limit %llu",
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "item of %llu bytes, limit %llu",
                          (unsigned long long)total, (unsigned long long)COMMON_LIMIT);
     packer p = {.out = out, .start = out->len};
     ckpt_buf record = {0};
@@ -290,9 +290,16 @@ static ckpt_status parse_with(ckpt_buf *pickle, const ckpt_json *args, ckpt_aren
     return CKPT_OK;
 }
 
-/* The pickle to write: the dict (with args merged), alone or in a list. */
-static ckpt_status rewrite_pickle(ckpt_buf *pickle, bool as_list, const ckpt_json *args,
-                                  ckpt_buf *out, ckpt_err *err)
+/* What is written of an item's value. */
+typedef enum form {
+    FORM_DICT,
+    FORM_LIST, /* of a common state: the dict alone, or in a list */
+    FORM_WRAP  /* any value, in a list of one */
+} form;
+
+/* The pickle to write; args are merged into a common state. */
+static ckpt_status rewrite_pickle(ckpt_buf *pickle, form as, const ckpt_json *args, ckpt_buf *out,
+                                  ckpt_err *err)
 {
     ckpt_arena arena = {0};
     ckpt_pkl *root = NULL, *addition = NULL;
@@ -301,9 +308,9 @@ static ckpt_status rewrite_pickle(ckpt_buf *pickle, bool as_list, const ckpt_jso
     size_t n_pairs;
     ckpt_status status;
     CKPT_CHECK(parse_with(pickle, args, &arena, &root, &addition, &n_nodes, err));
-    if (root->kind == CKPT_PKL_LIST && root->n_items == 1)
+    if (as != FORM_WRAP && root->kind == CKPT_PKL_LIST && root->n_items == 1)
         root = root->items[0];
-    if (!ckpt_pkl_pairs(root, &pairs, &n_pairs)) {
+    if (as != FORM_WRAP && !ckpt_pkl_pairs(root, &pairs, &n_pairs)) {
         status = ckpt_fail(err, CKPT_E_FORMAT, "common state is not a dict");
         goto done;
     }
@@ -312,7 +319,7 @@ static ckpt_status rewrite_pickle(ckpt_buf *pickle, bool as_list, const ckpt_jso
     ckpt_pkl list = {.kind = CKPT_PKL_LIST, .items = &root, .n_items = 1};
     list.id = n_nodes;
     ckpt_pkl_begin(out);
-    CKPT_CHECK(ckpt_pkl_put_node(out, as_list ? &list : root, n_nodes + 1, err));
+    CKPT_CHECK(ckpt_pkl_put_node(out, as == FORM_DICT ? root : &list, n_nodes + 1, err));
     ckpt_pkl_end(out);
     if (out->failed)
         status = no_memory(err);
@@ -321,8 +328,8 @@ done:
     return status;
 }
 
-ckpt_status ckpt_dcp_repack(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
-                            bool as_list, const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
+static ckpt_status repack(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length, form as,
+                          const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
 {
     ckpt_status status;
     ckpt_arena arena = {0};
@@ -330,20 +337,21 @@ ckpt_status ckpt_dcp_repack(ckpt_source *src, uint32_t file, uint64_t base, uint
     ckpt_zip zip;
     uint8_t magic[4] = {0};
     bool storages = false;
+    const char *what = as == FORM_WRAP ? "object" : "common state";
     if (length >= 4)
         CKPT_CHECK(ckpt_source_read(src, file, magic, sizeof magic, base, err));
     if (memcmp(magic, "PK\3\4", 4) != 0) {
-        status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "common state is not a torch.save zip");
+        status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is not a torch.save zip", what);
         goto done;
     }
     CKPT_CHECK(ckpt_zip_open(src, file, base, length, &arena, &zip, err));
     const ckpt_zip_entry *entry = ckpt_zip_find(&zip, "data.pkl");
     if (!entry) {
-        status = ckpt_fail(err, CKPT_E_FORMAT, "common state archive has no data.pkl");
+        status = ckpt_fail(err, CKPT_E_FORMAT, "%s has no data.pkl", what);
         goto done;
     }
     CKPT_TRY(ckpt_zip_read(src, file, base, entry, COMMON_LIMIT, &pickle, err), "data.pkl");
-    CKPT_TRY(rewrite_pickle(&pickle, as_list, args, &rewritten, err), "data.pkl");
+    CKPT_TRY(rewrite_pickle(&pickle, as, args, &rewritten, err), "data.pkl");
     for (size_t i = 0; i < zip.n_entries; i++)
         storages = storages || is_storage(&zip, &zip.entries[i]);
     if (storages)
@@ -357,6 +365,18 @@ done:
     ckpt_buf_release(&pickle);
     ckpt_arena_free(&arena);
     return status;
+}
+
+ckpt_status ckpt_dcp_repack(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
+                            bool as_list, const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
+{
+    return repack(src, file, base, length, as_list ? FORM_LIST : FORM_DICT, args, out, err);
+}
+
+ckpt_status ckpt_dcp_wrap_object(ckpt_source *src, uint32_t file, uint64_t length, ckpt_buf *out,
+                                 ckpt_err *err)
+{
+    return repack(src, file, 0, length, FORM_WRAP, NULL, out, err);
 }
 
 static ckpt_status read_memory(ckpt_source *src, uint32_t file, void *buf, size_t n,

@@ -1,7 +1,9 @@
-/* Between dcp_read.c (tables), dcp_items.c (what lies behind an entry) and dcp_flat.c. */
+/* Between dcp_read.c (tables), dcp_items.c (what lies behind an entry), dcp_flat.c, and zarr.c, which
+ * reads Megatron's other directory. */
 #ifndef CKPT_DCP_INTERNAL_H
 #define CKPT_DCP_INTERNAL_H
 
+#include "dcp.h"
 #include "dcp_meta.h"
 #include "source.h"
 #include "st_header.h"
@@ -42,5 +44,22 @@ ckpt_status ckpt_dcp_flat_chunks(ckpt_dcp_opener *o, const ckpt_dcp_job *j,
 
 /* Open every job's item and add the chunks and object texts. Sorts the jobs. */
 ckpt_status ckpt_dcp_open_items(ckpt_dcp_opener *o) CKPT_MUST_USE;
+/* Fill text and unknown_global of an object whose place is known. */
+ckpt_status ckpt_dcp_describe_object(ckpt_source *src, ckpt_object *object,
+                                     ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- what every Megatron directory has ------------------------------------------------------ */
+
+/* List a file of the directory if it is there; not as data. */
+ckpt_status ckpt_dcp_add_if_present(ckpt_source *src, const char *name, bool open_it, bool *present,
+                                    uint32_t *index, ckpt_err *err) CKPT_MUST_USE;
+/* metadata.json must name that sharded_backend. */
+ckpt_status ckpt_dcp_check_backend(ckpt_source *src, const char *want, ckpt_err *err) CKPT_MUST_USE;
+/* Decode the common state in files[file] and keep its JSON form and its args. */
+ckpt_status ckpt_dcp_read_common(ckpt_source *src, uint32_t file, uint64_t at, uint64_t length,
+                                 ckpt_err *err) CKPT_MUST_USE;
+/* Tracker, directory name, common state and request must agree on the iteration. */
+ckpt_status ckpt_dcp_settle_iteration(ckpt_source *src, const ckpt_dcp_place *place,
+                                      int64_t requested, ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -107,13 +107,13 @@ static int compare_jobs(const void *a, const void *b)
  * length, because there `length` is the tensor's and `offset` the blob's. */
 typedef enum item_kind { ITEM_ZIP, ITEM_LEGACY, ITEM_SAFETENSORS, ITEM_OTHER } item_kind;
 
-static ckpt_status item_kind_of(ckpt_source *src, const job *j, uint64_t length, item_kind *kind,
-                                ckpt_err *err)
+static ckpt_status item_kind_of(ckpt_source *src, uint32_t file, uint64_t at, uint64_t length,
+                                item_kind *kind, ckpt_err *err)
 {
     static const uint8_t legacy[4] = {0x80, 0x02, 0x8a, 0x0a};
     uint8_t head[9] = {0};
-    size_t n = (size_t)ckpt_min_u64(sizeof head, src->files[j->file].size - j->at);
-    ckpt_status status = n ? ckpt_source_read(src, j->file, head, n, j->at, err) : CKPT_OK;
+    size_t n = (size_t)ckpt_min_u64(sizeof head, src->files[file].size - at);
+    ckpt_status status = n ? ckpt_source_read(src, file, head, n, at, err) : CKPT_OK;
     uint64_t header = ckpt_get_u64(head);
     *kind = ITEM_OTHER;
     if (length >= 4 && memcmp(head, "PK\3\4", 4) == 0)
@@ -228,7 +228,7 @@ static ckpt_status open_chunk(opener *o, const job *j, ckpt_arena *scratch)
     ckpt_pt_tensor item;
     item_kind kind;
     ckpt_status status;
-    CKPT_CHECK(item_kind_of(src, j, o->meta.entries[j->entry].length, &kind, o->err));
+    CKPT_CHECK(item_kind_of(src, j->file, j->at, o->meta.entries[j->entry].length, &kind, o->err));
     CKPT_CHECK(kind == ITEM_SAFETENSORS ? find_in_blob(o, j, &item)
                                         : find_in_archive(o, j, scratch, &item));
     CKPT_CHECK(check_item(o, j, &item));
@@ -268,34 +268,40 @@ static const char *render(ckpt_arena *arena, const ckpt_pkl *root)
     return out;
 }
 
-static ckpt_status open_object(opener *o, const job *j, ckpt_arena *scratch)
+ckpt_status ckpt_dcp_describe_object(ckpt_source *src, ckpt_object *object, ckpt_err *err)
 {
-    const ckpt_dcp_entry *e = &o->meta.entries[j->entry];
-    ckpt_source *src = o->src;
-    ckpt_object *object = &src->objects[j->owner];
+    ckpt_arena scratch = {0};
     ckpt_pt pt;
     item_kind kind;
-    ckpt_status status = item_kind_of(src, j, e->length, &kind, o->err);
-    if (status != CKPT_OK)
-        return status;
+    ckpt_err inner = {0};
+    const char *unknown;
+    ckpt_status status;
+    CKPT_CHECK(item_kind_of(src, object->file, object->offset, object->length, &kind, err));
     if (kind == ITEM_ZIP || kind == ITEM_LEGACY)
-        status = ckpt_pt_open(src, j->file, e->at, e->length, scratch, &pt, o->err);
+        status =
+            ckpt_pt_open(src, object->file, object->offset, object->length, &scratch, &pt, err);
     if (status != CKPT_OK && status != CKPT_E_UNSUPPORTED)
-        return status;
+        goto done;
     if (status == CKPT_E_UNSUPPORTED || kind == ITEM_SAFETENSORS || kind == ITEM_OTHER) {
         /* A loader would still unpickle it, so it counts as unknown. */
         object->unknown_global = "(payload not decoded)";
         object->text = ckpt_arena_printf(&src->arena, "(%llu bytes, not decoded)",
-                                         (unsigned long long)e->length);
-        return object->text ? CKPT_OK : no_memory(o->err);
+                                         (unsigned long long)object->length);
+        status = object->text ? CKPT_OK : no_memory(err);
+        goto done;
     }
-    ckpt_err inner = {0};
-    const char *unknown = ckpt_pkl_unknown_global(pt.root, pt.n_nodes, scratch, &inner);
-    if (!unknown && inner.code != CKPT_OK)
-        return ckpt_fail(o->err, inner.code, "%s", inner.text);
+    unknown = ckpt_pkl_unknown_global(pt.root, pt.n_nodes, &scratch, &inner);
+    if (!unknown && inner.code != CKPT_OK) {
+        status = ckpt_fail(err, inner.code, "%s", inner.text);
+        goto done;
+    }
     object->unknown_global = unknown ? ckpt_arena_strdup(&src->arena, unknown) : NULL;
     object->text = render(&src->arena, pt.root);
-    return object->text && (object->unknown_global || !unknown) ? CKPT_OK : no_memory(o->err);
+    if (!object->text || (unknown && !object->unknown_global))
+        status = no_memory(err);
+done:
+    ckpt_arena_free(&scratch);
+    return status;
 }
 
 #define AHEAD 256 /* items whose directories are asked for before they are read */
@@ -335,8 +341,8 @@ ckpt_status ckpt_dcp_open_items(opener *o)
         w->length = e->length;
         CKPT_CHECK(ckpt_check_interrupted(err));
         if (j->piece == CKPT_DCP_OBJECT)
-            CKPT_TRY(open_object(o, j, &scratch), "%s: object '%.300s'", src->files[j->file].name,
-                     e->fqn);
+            CKPT_TRY(ckpt_dcp_describe_object(src, &src->objects[j->owner], err),
+                     "%s: object '%.300s'", src->files[j->file].name, e->fqn);
         else
             CKPT_TRY(open_chunk(o, j, &scratch), "%s: tensor '%.300s'", src->files[j->file].name,
                      e->fqn);

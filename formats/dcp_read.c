@@ -239,8 +239,8 @@ static ckpt_status add_stale_files(opener *o)
 }
 
 /* List a file of the directory if it is there. */
-static ckpt_status add_if_present(ckpt_source *src, const char *name, bool open_it, bool *present,
-                                  uint32_t *index, ckpt_err *err)
+ckpt_status ckpt_dcp_add_if_present(ckpt_source *src, const char *name, bool open_it, bool *present,
+                                    uint32_t *index, ckpt_err *err)
 {
     const char *path = ckpt_path_join(&src->arena, src->root, name);
     if (!path)
@@ -269,8 +269,8 @@ done:
     return status;
 }
 
-/* metadata.json must say torch_dist; version 1 is the only one there is. */
-static ckpt_status check_backend(ckpt_source *src, ckpt_err *err)
+/* Version 1 is the only one there is. */
+ckpt_status ckpt_dcp_check_backend(ckpt_source *src, const char *want, ckpt_err *err)
 {
     ckpt_json *json = NULL;
     ckpt_status status = read_json(src, "metadata.json", &json, err);
@@ -281,9 +281,9 @@ static ckpt_status check_backend(ckpt_source *src, ckpt_err *err)
     int64_t v = 1;
     if (!backend)
         status = ckpt_fail(err, CKPT_E_FORMAT, "metadata.json: no sharded_backend");
-    else if (strcmp(backend, "torch_dist") != 0)
+    else if (strcmp(backend, want) != 0)
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                           "metadata.json: sharded_backend '%s', expected 'torch_dist'", backend);
+                           "metadata.json: sharded_backend '%s', expected '%s'", backend, want);
     else if (version && (!ckpt_json_int(version, &v) || v != 1))
         status =
             ckpt_fail(err, CKPT_E_UNSUPPORTED, "metadata.json: sharded_backend_version is not 1");
@@ -294,8 +294,8 @@ static ckpt_status check_backend(ckpt_source *src, ckpt_err *err)
 /* ---- common state -------------------------------------------------------------------------- */
 
 /* Decode the common state in files[file] and keep its JSON form. */
-static ckpt_status read_common(ckpt_source *src, uint32_t file, uint64_t at, uint64_t length,
-                               ckpt_err *err)
+ckpt_status ckpt_dcp_read_common(ckpt_source *src, uint32_t file, uint64_t at, uint64_t length,
+                                 ckpt_err *err)
 {
     ckpt_arena scratch = {0};
     ckpt_pt pt;
@@ -346,8 +346,8 @@ static void iteration_text(char *text, size_t size, int64_t v)
 }
 
 /* A release is iteration 0 by definition, whatever its common state says. */
-static ckpt_status settle_iteration(ckpt_source *src, const ckpt_dcp_place *place,
-                                    int64_t requested, ckpt_err *err)
+ckpt_status ckpt_dcp_settle_iteration(ckpt_source *src, const ckpt_dcp_place *place,
+                                      int64_t requested, ckpt_err *err)
 {
     int64_t known[3] = {place->from_tracker, place->from_dir, common_iteration(src)};
     char text[3][32];
@@ -377,7 +377,8 @@ static ckpt_status open_common(ckpt_source *src, bool has_file, uint32_t file, b
     ckpt_status status = CKPT_OK;
     *found = has_file;
     if (has_file) {
-        CKPT_TRY(read_common(src, file, 0, src->files[file].size, err), CKPT_DCP_COMMON_FILE);
+        CKPT_TRY(ckpt_dcp_read_common(src, file, 0, src->files[file].size, err),
+                 CKPT_DCP_COMMON_FILE);
         goto done;
     }
     for (size_t i = 0; i < src->n_objects && !*found; i++) {
@@ -385,7 +386,8 @@ static ckpt_status open_common(ckpt_source *src, bool has_file, uint32_t file, b
         if (strcmp(o->name, CKPT_DCP_COMMON_OBJECT) != 0)
             continue;
         *found = true;
-        CKPT_TRY(read_common(src, o->file, o->offset, o->length, err), "object '%s'", o->name);
+        CKPT_TRY(ckpt_dcp_read_common(src, o->file, o->offset, o->length, err), "object '%s'",
+                 o->name);
     }
 done:
     return status;
@@ -396,7 +398,7 @@ static ckpt_status open_plain_config(ckpt_source *src, ckpt_err *err)
 {
     bool present;
     uint32_t index;
-    ckpt_status status = add_if_present(src, "config.json", false, &present, &index, err);
+    ckpt_status status = ckpt_dcp_add_if_present(src, "config.json", false, &present, &index, err);
     if (status != CKPT_OK || !present)
         return status;
     status = read_json(src, "config.json", &src->config, err);
@@ -415,7 +417,7 @@ static ckpt_status open_metadata(opener *o)
     bool present;
     uint32_t index;
     ckpt_status status = CKPT_OK;
-    CKPT_CHECK(add_if_present(src, ".metadata", false, &present, &index, err));
+    CKPT_CHECK(ckpt_dcp_add_if_present(src, ".metadata", false, &present, &index, err));
     if (!present) {
         status = ckpt_fail(err, CKPT_E_FORMAT, "no .metadata: the save did not complete");
         goto done;
@@ -450,13 +452,13 @@ static ckpt_status open_place(opener *o, const ckpt_dcp_place *place, int64_t it
     bool is_megatron, has_common_file, has_common, present;
     uint32_t index, common_file = 0;
     ckpt_status status;
-    CKPT_CHECK(add_if_present(src, "metadata.json", false, &is_megatron, &index, err));
+    CKPT_CHECK(ckpt_dcp_add_if_present(src, "metadata.json", false, &is_megatron, &index, err));
     if (is_megatron)
-        CKPT_CHECK(check_backend(src, err));
+        CKPT_CHECK(ckpt_dcp_check_backend(src, "torch_dist", err));
     CKPT_CHECK(open_metadata(o));
-    CKPT_CHECK(
-        add_if_present(src, CKPT_DCP_COMMON_FILE, true, &has_common_file, &common_file, err));
-    CKPT_CHECK(add_if_present(src, "integrity.json", false, &present, &index, err));
+    CKPT_CHECK(ckpt_dcp_add_if_present(src, CKPT_DCP_COMMON_FILE, true, &has_common_file,
+                                       &common_file, err));
+    CKPT_CHECK(ckpt_dcp_add_if_present(src, "integrity.json", false, &present, &index, err));
     CKPT_CHECK(add_data_files(o));
     CKPT_CHECK(add_stale_files(o));
     CKPT_CHECK(fill_tables(o));
@@ -474,7 +476,7 @@ static ckpt_status open_place(opener *o, const ckpt_dcp_place *place, int64_t it
         src->config_kind = CKPT_CONFIG_MEGATRON;
     else
         CKPT_CHECK(open_plain_config(src, err));
-    CKPT_CHECK(settle_iteration(src, place, iteration, err));
+    CKPT_CHECK(ckpt_dcp_settle_iteration(src, place, iteration, err));
 done:
     return status;
 }

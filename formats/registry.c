@@ -22,6 +22,7 @@ const ckpt_container *const ckpt_containers[] = {
     &ckpt_torch_save,
     &ckpt_hdf5,
     &ckpt_mp_rank,
+    &ckpt_zarr,
     NULL,
 };
 // clang-format on

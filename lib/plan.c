@@ -483,7 +483,7 @@ static ckpt_status carry_objects(ckpt_planner *p, ckpt_err *err)
     ckpt_plan *plan = p->plan;
     const ckpt_source *src = p->model->src;
     bool carry = strcmp(p->opts->container->name, "torch_dist") == 0 && p->same_layout &&
-                 src->container == p->opts->container;
+                 ckpt_carries_objects(src->container, p->opts->container);
     for (size_t i = 0; i < src->n_objects; i++)
         if (src->objects[i].unknown_global != NULL && !p->opts->allow_unknown_objects)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED,

@@ -8,6 +8,8 @@
 #include "dtype.h"
 #include "json.h"
 
+#include <string.h>
+
 #define CKPT_MAX_RANK 16
 
 /* Parallel sizes, >= 1; etp 0 means "as tp" until resolved (shard.h). */
@@ -257,6 +259,8 @@ typedef struct ckpt_container {
     const char *what;    /* one line for help */
     bool sharded;        /* cuts tensors over a mesh */
     bool mesh_in_config; /* is read by the parallel sizes that its configuration states */
+    /* Container in whose form it presents its objects; NULL: a form of its own. */
+    const char *objects;
     /* 0 no, 1 possible, 2 certain. */
     int (*probe)(const ckpt_probe *probe);
     /* Validate headers and fill src (zeroed, path set). Reads no tensor data. */
@@ -267,7 +271,13 @@ typedef struct ckpt_container {
 
 /* registry.c */
 extern const ckpt_container ckpt_safetensors, ckpt_torch_dist, ckpt_torch_save, ckpt_hdf5,
-    ckpt_mp_rank;
+    ckpt_mp_rank, ckpt_zarr;
+/* May objects of `from` be carried byte for byte into `to`? */
+static inline bool ckpt_carries_objects(const ckpt_container *from, const ckpt_container *to)
+{
+    return from == to || (from != NULL && from->objects != NULL && to != NULL &&
+                          strcmp(from->objects, to->name) == 0);
+}
 extern const ckpt_container *const ckpt_containers[]; /* NULL-terminated */
 const ckpt_container *ckpt_container_find(const char *name);
 /* Probe, open, sort and validate. opts may be NULL. On error everything is released. Errors:

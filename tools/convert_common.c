@@ -21,7 +21,7 @@ static ckpt_status common_state(ckpt_source *src, const ckpt_json *args, ckpt_bu
 
 static bool has_common(const ckpt_container *container)
 {
-    return container == &ckpt_torch_dist || container == &ckpt_mp_rank;
+    return ckpt_carries_objects(container, &ckpt_torch_dist) || container == &ckpt_mp_rank;
 }
 
 ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt_plan *plan,
