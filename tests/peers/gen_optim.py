@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Real Megatron-Core optimizer checkpoints on CPU, and what training does next.
+
+  gen_optim.py save DIR [--tp N] [--dp N] [--type T] [--dtype bf16|f32] [--experts N] [--steps N]
+  gen_optim.py load DIR [--tp N] [--dp N] [--type T] [--dtype ...] [--experts N]
+
+save trains a tiny GPT three steps with Megatron-Core's Adam, stores DIR/iter_0000003 (torch_dist) and
+prints the losses of the next two steps; load reads a checkpoint into fresh objects and prints the
+losses of two steps from there. The second of the two depends on the optimizer's moments. One gloo
+process a rank.
+
+T: fully_reshardable dp_reshardable fully_sharded_model_space (DistributedOptimizer), or plain (the
+mixed-precision or FP32 optimizer without it). Megatron-Core names CUDA in a few places on this path;
+its text is changed while it is imported so that these say CPU. Nothing else of it is touched."""
+import argparse
+import contextlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import subprocess
+import sys
+
+RULES = [("torch.cuda.FloatTensor", "torch.FloatTensor"), ("torch.cuda.HalfTensor", "torch.HalfTensor"),
+         ("torch.cuda.BFloat16Tensor", "torch.BFloat16Tensor"), ("device='cuda'", "device='cpu'"),
+         ('device="cuda"', 'device="cpu"')]
+
+
+class CpuLoader(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname):
+        text = self.get_data(self.path).decode()
+        for a, b in RULES:
+            text = text.replace(a, b)
+        return compile(text, self.path, "exec", dont_inherit=True)
+
+
+class CpuFinder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if not name.startswith(("megatron.core.optimizer", "megatron.core.distributed", "megatron.core.utils",
+                                "megatron.core.dist_checkpointing")):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = CpuLoader(name, spec.origin)
+        return spec
+
+
+def build(a, torch):
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+    bf16 = a.dtype == "bf16"
+    torch.manual_seed(7)
+    moe = {"num_moe_experts": a.experts, "moe_router_topk": 2, "moe_ffn_hidden_size": 32,
+           "moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "allgather",
+           "add_bias_linear": False} if a.experts else {}
+    config = TransformerConfig(
+        num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=48,
+        kv_channels=8, normalization="RMSNorm", gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu, add_bias_linear=False, bias_activation_fusion=False,
+        hidden_dropout=0.0, attention_dropout=0.0, use_cpu_initialization=True,
+        tensor_model_parallel_size=a.tp, sequence_parallel=False, bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32, gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
+        **{k: v for k, v in moe.items() if k != "add_bias_linear"})
+    spec = get_gpt_layer_local_spec(num_experts=a.experts or None, moe_grouped_gemm=False,
+                                    normalization="RMSNorm")
+    model = GPTModel(config=config, transformer_layer_spec=spec, vocab_size=64, max_sequence_length=32,
+                     position_embedding_type="rope", share_embeddings_and_output_weights=False,
+                     parallel_output=False)
+    if bf16:
+        model = model.bfloat16()
+    distributed = a.type != "plain"
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed,
+                                        grad_reduce_in_fp32=True, overlap_grad_reduce=False,
+                                        bucket_size=a.bucket)
+    model = DistributedDataParallel(config, ddp, model)
+    opt = OptimizerConfig(optimizer="adam", lr=1e-2, weight_decay=0.01, bf16=bf16,
+                          params_dtype=config.params_dtype, use_distributed_optimizer=distributed,
+                          clip_grad=0.0)
+    return model, get_megatron_optimizer(opt, [model])
+
+
+def step(model, opt, i, torch):
+    gen = torch.Generator().manual_seed(100 + i)
+    ids = torch.randint(0, 64, (2, 16), generator=gen)
+    pos = torch.arange(16).unsqueeze(0).expand(2, -1)
+    mask = torch.triu(torch.ones(1, 1, 16, 16, dtype=torch.bool), 1)
+    model.zero_grad_buffer()
+    opt.zero_grad()
+    out = model(ids, pos, mask)
+    loss = torch.nn.functional.cross_entropy(out.float().view(-1, 64), ids.roll(-1, 1).reshape(-1))
+    loss.backward()
+    model.finish_grad_sync()
+    ok, _, _ = opt.step()
+    assert ok
+    return loss.item()
+
+
+def state(a, model, opt, loading):
+    meta = {"distrib_optim_sharding_type": a.type if a.type != "plain" else "fully_reshardable",
+            "chained_optim_avoid_prefix": True, "singleton_local_shards": False,
+            "distrib_optim_fully_reshardable_mem_efficient": True}
+    sd = model.module.sharded_state_dict(metadata=dict(meta))
+    # what the state dict calls a tensor is the name of no key: Megatron's training keeps the
+    # parameters themselves in it while the optimizer looks for them
+    keep = model.module.sharded_state_dict(metadata=dict(meta))
+    for name, p in model.module.named_parameters():
+        if name in keep:
+            keep[name].data = p
+    both = {"model": sd, "optimizer": opt.sharded_state_dict(keep, is_loading=loading, metadata=dict(meta))}
+    return both, meta
+
+
+def worker(rank, a, port):
+    import torch
+    import torch.distributed as dist
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
+                      WORLD_SIZE=str(a.tp * a.dp), LOCAL_RANK=str(rank))
+    sys.meta_path.insert(0, CpuFinder())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=a.tp * a.dp)
+    # parallel state asks only for a device number; reduce-scatter of a bucket has no gloo form
+    torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.synchronize = lambda *_: None
+    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    filesystem_async._process_memory = lambda: 0  # a figure for its log, of psutil
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=a.tp)
+    # there is no dropout: no random numbers are drawn inside it
+    tensor_parallel.get_cuda_rng_tracker().fork = lambda *_, **__: contextlib.nullcontext()
+    model, opt = build(a, torch)
+    where = os.path.join(a.dir, "iter_0000003")
+    if a.what == "save":
+        for i in range(a.steps):
+            step(model, opt, i, torch)
+        sd, meta = state(a, model, opt, False)
+        sd.update(args=argparse.Namespace(**json.loads(a.args)), iteration=3, checkpoint_version=3.0)
+        if rank == 0:
+            os.makedirs(where)
+        dist.barrier()
+        dist_checkpointing.save(sd, where, content_metadata=meta, validate_access_integrity=False)
+        if rank == 0:
+            with open(os.path.join(a.dir, "latest_checkpointed_iteration.txt"), "w") as f:
+                f.write("3")
+    else:
+        sd, meta = state(a, model, opt, True)
+        found = dist_checkpointing.load_content_metadata(where)
+        if a.type != "plain":
+            assert found and found["distrib_optim_sharding_type"] == a.type, found
+        got = dist_checkpointing.load(sd, where, validate_access_integrity=False)
+        model.module.load_state_dict(got["model"])
+        opt.load_state_dict(got["optimizer"])
+    losses = [step(model, opt, 3 + i, torch) for i in range(2)]
+    if rank == 0:
+        print(json.dumps({"losses": losses}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+ARGS = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2,
+        "group_query_attention": True, "ffn_hidden_size": 48, "kv_channels": 8,
+        "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": True, "padded_vocab_size": 64, "vocab_size": 64,
+        "make_vocab_size_divisible_by": 1, "position_embedding_type": "rope", "rotary_base": 10000,
+        "rotary_percent": 1.0, "layernorm_epsilon": 1e-5, "norm_epsilon": 1e-5,
+        "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 1,
+        "context_parallel_size": 1, "max_position_embeddings": 32}
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("what", choices=["save", "load"])
+    p.add_argument("dir")
+    p.add_argument("--tp", type=int, default=1)
+    p.add_argument("--dp", type=int, default=1)
+    p.add_argument("--type", default="fully_reshardable")
+    p.add_argument("--dtype", default="f32")
+    p.add_argument("--experts", type=int, default=0)
+    p.add_argument("--steps", type=int, default=3)
+    p.add_argument("--rank", type=int)
+    p.add_argument("--port", type=int)
+    p.add_argument("--bucket", type=int, default=None)
+    a = p.parse_args()
+    args = dict(ARGS, tensor_model_parallel_size=a.tp, bf16=a.dtype == "bf16",
+                params_dtype="torch.bfloat16" if a.dtype == "bf16" else "torch.float32")
+    if a.experts:
+        args.update(num_experts=a.experts, moe_router_topk=2, moe_ffn_hidden_size=32)
+    a.args = json.dumps(args)
+    import socket
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    # plain processes: Megatron-Core's writer starts children of its own
+    if a.rank is not None:
+        worker(a.rank, a, a.port)
+        return
+    ranks = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(r), "--port", str(port)])
+             for r in range(a.tp * a.dp)]
+    try:
+        sys.exit(max(abs(r.wait(timeout=240)) for r in ranks))
+    finally:
+        for r in ranks:
+            r.kill()
+
+
+if __name__ == "__main__":
+    main()
