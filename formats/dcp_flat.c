@@ -11,6 +11,7 @@
 #include "dcp_internal.h"
 
 #include "checked.h"
+#include "flat.h"
 
 #include <string.h>
 
@@ -48,37 +49,6 @@ ckpt_status ckpt_dcp_flat_check(const ckpt_dcp_tensor *t, ckpt_err *err)
     return CKPT_OK;
 }
 
-size_t ckpt_dcp_flat_split(int rank, const int64_t *block, int64_t lo, int64_t n, int64_t *lo_out,
-                           int64_t *len_out)
-{
-    int64_t weight[CKPT_MAX_RANK]; /* elements behind one step of an axis */
-    size_t count = 0;
-    for (int64_t a = rank, w = 1; a-- > 0; w *= block[a])
-        weight[a] = w;
-    while (n > 0) {
-        int64_t *at = lo_out + count * (size_t)rank, *len = len_out + count * (size_t)rank;
-        int64_t rest = lo, take = 1;
-        int axis = 0;
-        for (int a = 0; a < rank; a++) {
-            at[a] = rest / weight[a];
-            rest %= weight[a];
-            len[a] = 1;
-        }
-        /* The outermost axis on which the range starts at a boundary and fills at least one step. */
-        while (axis < rank && (lo % weight[axis] != 0 || n < weight[axis]))
-            axis++;
-        if (axis < rank) {
-            len[axis] = ckpt_min_i64(n / weight[axis], block[axis] - at[axis]);
-            take = len[axis] * weight[axis];
-            memcpy(len + axis + 1, block + axis + 1, (size_t)(rank - axis - 1) * sizeof *len);
-        }
-        lo += take;
-        n -= take;
-        count++;
-    }
-    return count;
-}
-
 ckpt_status ckpt_dcp_flat_chunks(ckpt_dcp_opener *o, const ckpt_dcp_job *j,
                                  const ckpt_pt_tensor *item)
 {
@@ -86,16 +56,16 @@ ckpt_status ckpt_dcp_flat_chunks(ckpt_dcp_opener *o, const ckpt_dcp_job *j,
     const ckpt_dcp_piece *piece = &meta->pieces[j->piece];
     ckpt_tensor *t = &o->src->tensors[j->owner];
     int rank = meta->rank - 1;
-    size_t boxes = CKPT_DCP_FLAT_BOXES(rank), row = (size_t)rank;
-    int64_t block[CKPT_MAX_RANK], lo[CKPT_DCP_FLAT_BOXES(CKPT_MAX_RANK) * CKPT_MAX_RANK],
-        len[CKPT_DCP_FLAT_BOXES(CKPT_MAX_RANK) * CKPT_MAX_RANK];
+    size_t boxes = CKPT_FLAT_BOXES(rank), row = (size_t)rank;
+    int64_t block[CKPT_MAX_RANK], lo[CKPT_FLAT_BOXES(CKPT_MAX_RANK) * CKPT_MAX_RANK],
+        len[CKPT_FLAT_BOXES(CKPT_MAX_RANK) * CKPT_MAX_RANK];
     /* Writers flatten before they cut, so a stride other than 1 never occurs. */
     if (item->stride && piece->len[rank] > 1 && item->stride[rank] != 1)
         return ckpt_fail(o->err, CKPT_E_UNSUPPORTED, "flattened range with stride %lld",
                          (long long)item->stride[rank]);
     for (int a = 0; a < rank; a++)
         block[a] = meta->flat[a] / meta->dims[a];
-    boxes = ckpt_dcp_flat_split(rank, block, piece->lo[rank], piece->len[rank], lo, len);
+    boxes = ckpt_flat_split(rank, block, piece->lo[rank], piece->len[rank], lo, len);
     int64_t *keep = ckpt_arena_array(&o->src->arena, 2 * boxes * row + 1, sizeof *keep);
     if (!keep)
         return ckpt_fail(o->err, CKPT_E_NOMEM, "out of memory");

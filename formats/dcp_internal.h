@@ -5,6 +5,7 @@
 
 #include "dcp.h"
 #include "dcp_meta.h"
+#include "flat.h"
 #include "source.h"
 #include "st_header.h"
 #include "torch_save.h"
@@ -31,13 +32,6 @@ typedef struct ckpt_dcp_opener {
     ckpt_err *err;
 } ckpt_dcp_opener;
 
-/* Boxes that a range of a row-major block of that rank can be made of. */
-#define CKPT_DCP_FLAT_BOXES(rank) ((rank) > 0 ? 2 * (size_t)(rank)-1 : 1)
-/* The boxes of elements [lo, lo + n) of a row-major block, in order; rank values each. n > 0 lies
- * inside the block, whose extents are positive. lo_out and len_out have room for
- * CKPT_DCP_FLAT_BOXES(rank) boxes. Returns their number. */
-size_t ckpt_dcp_flat_split(int rank, const int64_t *block, int64_t lo, int64_t n, int64_t *lo_out,
-                           int64_t *len_out);
 /* Add the chunks of a flattened tensor's item. */
 ckpt_status ckpt_dcp_flat_chunks(ckpt_dcp_opener *o, const ckpt_dcp_job *j,
                                  const ckpt_pt_tensor *item) CKPT_MUST_USE;

@@ -78,7 +78,7 @@ static ckpt_status fill_tensor(opener *o, size_t i)
     if (meta->flat) {
         t->dims = meta->flat;
         t->rank = meta->flat_rank;
-        if (!ckpt_mul_size(n, CKPT_DCP_FLAT_BOXES(t->rank), &n))
+        if (!ckpt_mul_size(n, CKPT_FLAT_BOXES(t->rank), &n))
             return no_memory(o->err);
     }
     t->chunks = ckpt_arena_array(&o->src->arena, n + 1, sizeof *t->chunks);

@@ -4,6 +4,7 @@
  * canonical tensors. Source: megatron-dist-ckpt.md section 5. */
 #include "checked.h"
 #include "model_internal.h"
+#include "rescue.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,17 @@
 ckpt_status ckpt_bind_find_states(ckpt_binder *b, ckpt_err *err)
 {
     const ckpt_source *src = b->m->src;
+    if (!b->opts->lenient && ckpt_rescue_needed(src)) {
+        ckpt_status status = ckpt_rescue(b->m->src, err);
+        if (status == CKPT_OK)
+            status = ckpt_bind_note(b, err,
+                                    "dp_reshardable optimizer buckets are given back to "
+                                    "their parameters (fully_reshardable)");
+        if (status != CKPT_OK) {
+            ckpt_err_frame(err, "optimizer state (--optimizer drop leaves it out)");
+            return status;
+        }
+    }
     b->refs = calloc(src->n_tensors + 1, sizeof *b->refs);
     if (b->refs == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");

@@ -59,14 +59,14 @@ END_TEST
 /* Every range of a small block: the boxes, walked in order, are its elements in order. */
 static void check_ranges(int rank, const int64_t *block)
 {
-    int64_t lo[CKPT_DCP_FLAT_BOXES(4) * 4], len[CKPT_DCP_FLAT_BOXES(4) * 4], total = 1;
+    int64_t lo[CKPT_FLAT_BOXES(4) * 4], len[CKPT_FLAT_BOXES(4) * 4], total = 1;
     for (int a = 0; a < rank; a++)
         total *= block[a];
     for (int64_t from = 0; from < total; from++)
         for (int64_t n = 1; n <= total - from; n++) {
-            size_t boxes = ckpt_dcp_flat_split(rank, block, from, n, lo, len);
+            size_t boxes = ckpt_flat_split(rank, block, from, n, lo, len);
             int64_t next = from;
-            ck_assert_uint_le(boxes, CKPT_DCP_FLAT_BOXES(rank));
+            ck_assert_uint_le(boxes, CKPT_FLAT_BOXES(rank));
             for (size_t i = 0; i < boxes; i++) {
                 int64_t at[4] = {0};
                 do {
@@ -91,7 +91,7 @@ START_TEST(flat_split_walks_every_range_in_order)
     static const int ranks[] = {1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4};
     for (int i = 0; i < COUNT(blocks); i++)
         check_ranges(ranks[i], blocks[i]);
-    ck_assert_uint_eq(ckpt_dcp_flat_split(0, NULL, 0, 1, NULL, NULL), 1);
+    ck_assert_uint_eq(ckpt_flat_split(0, NULL, 0, 1, NULL, NULL), 1);
 }
 END_TEST
 
