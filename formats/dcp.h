@@ -25,6 +25,21 @@ extern const ckpt_container ckpt_torch_dist; /* dcp.c; name "torch_dist" */
 ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
                                       ckpt_buf *object_payload, ckpt_err *err) CKPT_MUST_USE;
 
+/* One more member of the common state: PATH (dotted; where the dicts on the way exist) is the text, or
+ * what the payload of an object holds. */
+typedef struct ckpt_dcp_edit {
+    const char *path;
+    const char *text;
+    const ckpt_object *object;
+} ckpt_dcp_edit;
+typedef struct ckpt_dcp_changes {
+    const ckpt_json *args; /* as above, or NULL */
+    const ckpt_dcp_edit *edits;
+    size_t n_edits;
+} ckpt_dcp_changes;
+ckpt_status ckpt_dcp_common_changed(ckpt_source *src, const ckpt_dcp_changes *c,
+                                    ckpt_buf *object_payload, ckpt_err *err) CKPT_MUST_USE;
+
 /* ---- shared by dcp*.c --------------------------------------------------------------------- */
 
 /* Rewrite a torch.save item holding a common state (a dict, or a list of one dict): as_list chooses
@@ -45,9 +60,9 @@ ckpt_status ckpt_dcp_common_members(const uint8_t *data, uint64_t length,
  * sharded object). */
 ckpt_status ckpt_dcp_wrap_object(ckpt_source *src, uint32_t file, uint64_t length, ckpt_buf *out,
                                  ckpt_err *err) CKPT_MUST_USE;
-/* A new common state from args alone. */
-ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, bool as_list,
-                                ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
+/* A new common state from args alone; sharding_type of the optimizer may be NULL. */
+ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, const char *sharding_type,
+                                bool as_list, ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
 
 /* Where a checkpoint lies. */
 typedef struct ckpt_dcp_place {

@@ -10,12 +10,13 @@
 #include "pickle_internal.h"
 #include "torch_save.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define COMMON_LIMIT ((uint64_t)1 << 28) /* bytes of one record of a common state */
 
 enum { OP_EMPTY_DICT = 0x7d, OP_EMPTY_LIST = 0x5d, OP_MARK = 0x28, OP_SETITEMS = 0x75 };
-enum { OP_APPEND = 0x61, OP_TUPLE2 = 0x86 };
+enum { OP_APPEND = 0x61, OP_TUPLE = 0x74, OP_TUPLE2 = 0x86 };
 
 static ckpt_status no_memory(ckpt_err *err)
 {
@@ -254,11 +255,113 @@ done:
 
 /* ---- repacking ----------------------------------------------------------------------------- */
 
-/* Parse `pickle` with ("args", Namespace) appended, so that old and new nodes share one numbering.
- * *root and *addition receive the two halves. */
-static ckpt_status parse_with(ckpt_buf *pickle, const ckpt_json *args, ckpt_arena *arena,
-                              ckpt_pkl **root, ckpt_pkl **addition, uint32_t *n_nodes,
-                              ckpt_err *err)
+/* The pickle of an object's payload: data.pkl of a torch.save zip without storages, STOP removed.
+ * Its memo slots may repeat those of the stream it is appended to, which is past its own. */
+static ckpt_status object_pickle(ckpt_source *src, const ckpt_object *object, ckpt_buf *out,
+                                 ckpt_err *err)
+{
+    ckpt_arena arena = {0};
+    ckpt_zip zip;
+    ckpt_pkl *root;
+    size_t used;
+    ckpt_status status;
+    CKPT_TRY(ckpt_zip_open(src, object->file, object->offset, object->length, &arena, &zip, err),
+             "object '%s'", object->name);
+    const ckpt_zip_entry *entry = ckpt_zip_find(&zip, "data.pkl");
+    for (size_t i = 0; i < zip.n_entries; i++)
+        if (is_storage(&zip, &zip.entries[i]))
+            entry = NULL;
+    if (!entry) {
+        status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                           "object '%s' holds tensors, which cannot move into the common state",
+                           object->name);
+        goto done;
+    }
+    CKPT_TRY(ckpt_zip_read(src, object->file, object->offset, entry, COMMON_LIMIT, out, err),
+             "object '%s'", object->name);
+    CKPT_TRY(ckpt_pkl_parse(out->data, out->len, &arena, NULL, &root, &used, NULL, err),
+             "object '%s'", object->name);
+    out->len = used - 1;
+done:
+    ckpt_arena_free(&arena);
+    return status;
+}
+
+/* Append what the changes insert to the open pickle, as one tuple: names of arguments, then a value
+ * for each edit. */
+static ckpt_status put_additions(ckpt_source *src, const ckpt_dcp_changes *c, ckpt_buf *pickle,
+                                 ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_buf value = {0};
+    ckpt_json *python = python_args(c->args);
+    if (!python)
+        return no_memory(err);
+    ckpt_buf_putc(pickle, OP_MARK);
+    ckpt_pkl_put_str(pickle, "args");
+    ckpt_pkl_put_namespace(pickle, python);
+    ckpt_json_free(python);
+    for (size_t i = 0; i < c->n_edits; i++) {
+        const ckpt_dcp_edit *e = &c->edits[i];
+        const char *last = strrchr(e->path, '.');
+        ckpt_pkl_put_str(pickle, last ? last + 1 : e->path);
+        if (!e->object) {
+            ckpt_pkl_put_str(pickle, e->text);
+            continue;
+        }
+        ckpt_buf_clear(&value);
+        CKPT_CHECK(object_pickle(src, e->object, &value, err));
+        ckpt_buf_append(pickle, value.data, value.len);
+    }
+    ckpt_buf_putc(pickle, OP_TUPLE);
+done:
+    ckpt_buf_release(&value);
+    return status;
+}
+
+/* By string key, or by number: chained optimizers are counted. */
+static ckpt_pkl *member(ckpt_pkl *dict, const char *word)
+{
+    ckpt_pkl *const *pairs;
+    size_t n;
+    if (strspn(word, "0123456789") != strlen(word) || !ckpt_pkl_pairs(dict, &pairs, &n))
+        return ckpt_pkl_get(dict, word);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        int64_t have;
+        if (ckpt_pkl_int(pairs[i], &have) && have == strtoll(word, NULL, 10))
+            return pairs[i + 1];
+    }
+    return NULL;
+}
+
+/* Apply one edit: its path but for the last word leads through dicts that exist or are made. */
+static ckpt_status apply_edit(ckpt_arena *arena, ckpt_pkl *root, const ckpt_dcp_edit *e,
+                              ckpt_pkl *key, ckpt_pkl *value, ckpt_err *err)
+{
+    pair_list list;
+    char word[64];
+    const char *p = e->path;
+    if (e->object && value->kind == CKPT_PKL_LIST && value->n_items == 1)
+        value = value->items[0]; /* objects are stored as lists of one */
+    for (size_t n; (n = strcspn(p, ".")) < strlen(p); p += n + 1) {
+        if (n >= sizeof word)
+            return ckpt_fail(err, CKPT_E_INTERNAL, "path '%s'", e->path);
+        memcpy(word, p, n);
+        word[n] = '\0';
+        root = member(root, word);
+        if (!root)
+            return CKPT_OK; /* a state that never had it does not need it */
+    }
+    if (!pair_list_of(root, &list))
+        return ckpt_fail(err, CKPT_E_FORMAT, "common state: '%s' does not lie in a dict", e->path);
+    return pair_set(arena, &list, key, value) ? CKPT_OK : no_memory(err);
+}
+
+/* Parse `pickle` with the additions appended, so that old and new nodes share one numbering. *root
+ * and *addition receive the two halves. */
+static ckpt_status parse_with(ckpt_source *src, ckpt_buf *pickle, const ckpt_dcp_changes *c,
+                              ckpt_arena *arena, ckpt_pkl **root, ckpt_pkl **addition,
+                              uint32_t *n_nodes, ckpt_err *err)
 {
     size_t used;
     ckpt_pkl *both;
@@ -268,14 +371,10 @@ static ckpt_status parse_with(ckpt_buf *pickle, const ckpt_json *args, ckpt_aren
     ckpt_arena_free(&probe);
     if (status != CKPT_OK)
         return status;
-    ckpt_json *python = python_args(args);
-    if (!python)
-        return no_memory(err);
     pickle->len = used - 1; /* drop STOP */
-    ckpt_pkl_put_str(pickle, "args");
-    ckpt_pkl_put_namespace(pickle, python);
-    ckpt_json_free(python);
-    ckpt_buf_putc(pickle, OP_TUPLE2);
+    status = put_additions(src, c, pickle, err);
+    if (status != CKPT_OK)
+        return status;
     ckpt_buf_putc(pickle, OP_TUPLE2);
     ckpt_pkl_end(pickle);
     if (pickle->failed)
@@ -283,7 +382,8 @@ static ckpt_status parse_with(ckpt_buf *pickle, const ckpt_json *args, ckpt_aren
     status = ckpt_pkl_parse(pickle->data, pickle->len, arena, NULL, &both, NULL, n_nodes, err);
     if (status != CKPT_OK)
         return status;
-    if (both->kind != CKPT_PKL_TUPLE || both->n_items != 2)
+    if (both->kind != CKPT_PKL_TUPLE || both->n_items != 2 ||
+        both->items[1]->kind != CKPT_PKL_TUPLE || both->items[1]->n_items != 2 + 2 * c->n_edits)
         return ckpt_fail(err, CKPT_E_FORMAT, "common state pickle leaves its stack unbalanced");
     *root = both->items[0];
     *addition = both->items[1];
@@ -298,8 +398,8 @@ typedef enum form {
 } form;
 
 /* The pickle to write; args are merged into a common state. */
-static ckpt_status rewrite_pickle(ckpt_buf *pickle, form as, const ckpt_json *args, ckpt_buf *out,
-                                  ckpt_err *err)
+static ckpt_status rewrite_pickle(ckpt_source *src, ckpt_buf *pickle, form as,
+                                  const ckpt_dcp_changes *c, ckpt_buf *out, ckpt_err *err)
 {
     ckpt_arena arena = {0};
     ckpt_pkl *root = NULL, *addition = NULL;
@@ -307,15 +407,18 @@ static ckpt_status rewrite_pickle(ckpt_buf *pickle, form as, const ckpt_json *ar
     ckpt_pkl *const *pairs;
     size_t n_pairs;
     ckpt_status status;
-    CKPT_CHECK(parse_with(pickle, args, &arena, &root, &addition, &n_nodes, err));
+    CKPT_CHECK(parse_with(src, pickle, c, &arena, &root, &addition, &n_nodes, err));
     if (as != FORM_WRAP && root->kind == CKPT_PKL_LIST && root->n_items == 1)
         root = root->items[0];
     if (as != FORM_WRAP && !ckpt_pkl_pairs(root, &pairs, &n_pairs)) {
         status = ckpt_fail(err, CKPT_E_FORMAT, "common state is not a dict");
         goto done;
     }
-    if (args)
-        CKPT_CHECK(merge_args(&arena, root, addition->items[0], addition->items[1], args, err));
+    if (c->args)
+        CKPT_CHECK(merge_args(&arena, root, addition->items[0], addition->items[1], c->args, err));
+    for (size_t i = 0; i < c->n_edits; i++)
+        CKPT_CHECK(apply_edit(&arena, root, &c->edits[i], addition->items[2 + 2 * i],
+                              addition->items[3 + 2 * i], err));
     ckpt_pkl list = {.kind = CKPT_PKL_LIST, .items = &root, .n_items = 1};
     list.id = n_nodes;
     ckpt_pkl_begin(out);
@@ -329,7 +432,7 @@ done:
 }
 
 static ckpt_status repack(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length, form as,
-                          const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
+                          const ckpt_dcp_changes *c, ckpt_buf *out, ckpt_err *err)
 {
     ckpt_status status;
     ckpt_arena arena = {0};
@@ -351,7 +454,7 @@ static ckpt_status repack(ckpt_source *src, uint32_t file, uint64_t base, uint64
         goto done;
     }
     CKPT_TRY(ckpt_zip_read(src, file, base, entry, COMMON_LIMIT, &pickle, err), "data.pkl");
-    CKPT_TRY(rewrite_pickle(&pickle, as, args, &rewritten, err), "data.pkl");
+    CKPT_TRY(rewrite_pickle(src, &pickle, as, c, &rewritten, err), "data.pkl");
     for (size_t i = 0; i < zip.n_entries; i++)
         storages = storages || is_storage(&zip, &zip.entries[i]);
     if (storages)
@@ -370,13 +473,15 @@ done:
 ckpt_status ckpt_dcp_repack(ckpt_source *src, uint32_t file, uint64_t base, uint64_t length,
                             bool as_list, const ckpt_json *args, ckpt_buf *out, ckpt_err *err)
 {
-    return repack(src, file, base, length, as_list ? FORM_LIST : FORM_DICT, args, out, err);
+    ckpt_dcp_changes c = {.args = args};
+    return repack(src, file, base, length, as_list ? FORM_LIST : FORM_DICT, &c, out, err);
 }
 
 ckpt_status ckpt_dcp_wrap_object(ckpt_source *src, uint32_t file, uint64_t length, ckpt_buf *out,
                                  ckpt_err *err)
 {
-    return repack(src, file, 0, length, FORM_WRAP, NULL, out, err);
+    ckpt_dcp_changes c = {0};
+    return repack(src, file, 0, length, FORM_WRAP, &c, out, err);
 }
 
 static ckpt_status read_memory(ckpt_source *src, uint32_t file, void *buf, size_t n,
@@ -451,14 +556,14 @@ done:
     return status;
 }
 
-ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
-                                      ckpt_buf *object_payload, ckpt_err *err)
+ckpt_status ckpt_dcp_common_changed(ckpt_source *src, const ckpt_dcp_changes *c,
+                                    ckpt_buf *object_payload, ckpt_err *err)
 {
     for (size_t i = 0; i < src->n_files; i++) {
         if (strcmp(src->files[i].name, CKPT_DCP_COMMON_FILE) != 0 || src->files[i].fd < 0)
             continue;
-        ckpt_status status = ckpt_dcp_repack(src, (uint32_t)i, 0, src->files[i].size, true, args,
-                                             object_payload, err);
+        ckpt_status status =
+            repack(src, (uint32_t)i, 0, src->files[i].size, FORM_LIST, c, object_payload, err);
         if (status != CKPT_OK)
             ckpt_err_frame(err, CKPT_DCP_COMMON_FILE);
         return status;
@@ -468,7 +573,7 @@ ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
         if (strcmp(o->name, CKPT_DCP_COMMON_OBJECT) != 0)
             continue;
         ckpt_status status =
-            ckpt_dcp_repack(src, o->file, o->offset, o->length, true, args, object_payload, err);
+            repack(src, o->file, o->offset, o->length, FORM_LIST, c, object_payload, err);
         if (status != CKPT_OK)
             ckpt_err_frame(err, "object '%s'", o->name);
         return status;
@@ -477,10 +582,17 @@ ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
                      CKPT_DCP_COMMON_FILE, CKPT_DCP_COMMON_OBJECT);
 }
 
+ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
+                                      ckpt_buf *object_payload, ckpt_err *err)
+{
+    ckpt_dcp_changes c = {.args = args};
+    return ckpt_dcp_common_changed(src, &c, object_payload, err);
+}
+
 /* ---- a new one ----------------------------------------------------------------------------- */
 
-ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, bool as_list,
-                                ckpt_buf *out, ckpt_err *err)
+ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, const char *sharding_type,
+                                bool as_list, ckpt_buf *out, ckpt_err *err)
 {
     ckpt_json *python = python_args(args);
     if (!python)
@@ -505,7 +617,10 @@ ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, bool a
     ckpt_pkl_put_str(&b, "singleton_local_shards");
     ckpt_pkl_put_bool(&b, false);
     ckpt_pkl_put_str(&b, "distrib_optim_sharding_type");
-    ckpt_pkl_put_none(&b);
+    if (sharding_type)
+        ckpt_pkl_put_str(&b, sharding_type);
+    else
+        ckpt_pkl_put_none(&b);
     ckpt_buf_putc(&b, OP_SETITEMS);
     ckpt_buf_putc(&b, OP_SETITEMS);
     if (as_list)

@@ -70,6 +70,7 @@ typedef struct ckpt_model_opts {
     bool fp8_raw;              /* F8 weights and their scales as they are stored, not dequantised */
     bool lenient;              /* inspect: unknown tensors, missing ones and config conflicts are
                                   collected as notes, never errors */
+    bool keep_buckets;         /* inspect: flat optimizer buckets (rescue.h) are shown as stored */
 } ckpt_model_opts;
 
 /* Detect the layout, match every stored tensor, bind sizes, check shapes against the schema and the

@@ -10,19 +10,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+static ckpt_status rescue(ckpt_binder *b, ckpt_err *err)
+{
+    ckpt_err why = {0};
+    ckpt_status status = ckpt_rescue(b->m->src, &why);
+    if (status == CKPT_OK)
+        return ckpt_bind_note(b, err,
+                              "dp_reshardable optimizer buckets are given back to their parameters "
+                              "(fully_reshardable)");
+    if (b->opts->lenient && status != CKPT_E_IO)
+        return ckpt_bind_note(b, err, "optimizer state stays in buckets: %s", why.text);
+    return ckpt_fail(err, status, "optimizer state (--optimizer drop leaves it out): %s", why.text);
+}
+
 ckpt_status ckpt_bind_find_states(ckpt_binder *b, ckpt_err *err)
 {
     const ckpt_source *src = b->m->src;
-    if (!b->opts->lenient && ckpt_rescue_needed(src)) {
-        ckpt_status status = ckpt_rescue(b->m->src, err);
-        if (status == CKPT_OK)
-            status = ckpt_bind_note(b, err,
-                                    "dp_reshardable optimizer buckets are given back to "
-                                    "their parameters (fully_reshardable)");
-        if (status != CKPT_OK) {
-            ckpt_err_frame(err, "optimizer state (--optimizer drop leaves it out)");
+    if (!b->opts->keep_buckets && ckpt_rescue_needed(src)) {
+        ckpt_status status = rescue(b, err);
+        if (status != CKPT_OK)
             return status;
-        }
     }
     b->refs = calloc(src->n_tensors + 1, sizeof *b->refs);
     if (b->refs == NULL)

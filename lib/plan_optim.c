@@ -3,6 +3,7 @@
  * nothing any more and are left out. Source: product specification section 3, Moments. */
 #include "gather.h"
 #include "plan_internal.h"
+#include "rescue.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,7 +131,9 @@ ckpt_status ckpt_plan_keep_object(ckpt_planner *p, const char *name, bool *keep,
     static const char rng[] = "rng_state/shard_", rerun[] = "rerun_state_machine_state/shard_";
     const ckpt_mesh *from = &p->model->mesh, *to = &p->opts->mesh;
     *keep = true;
-    if (strncmp(name, rng, sizeof rng - 1) == 0) {
+    if (strstr(name, "optimizer.distributed.dp_group_idx_") != NULL)
+        *keep = ckpt_rescue_needed(p->model->src); /* else about buckets that are no more */
+    else if (strncmp(name, rng, sizeof rng - 1) == 0) {
         int at_pp, at_tp, pp = from->pp, tp = from->tp;
         (void)sscanf(name + sizeof rng - 1, "%9d.%9d_%9d.%9d", &at_pp, &at_tp, &pp, &tp);
         *keep = pp == to->pp && tp == to->tp;

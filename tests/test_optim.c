@@ -2,6 +2,7 @@
  * are names and shapes in memory; only scalars are read. */
 #include "model.h"
 #include "plan.h"
+#include "rescue.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -212,6 +213,202 @@ START_TEST(other_optimizers_have_other_pairs)
 }
 END_TEST
 
+/* ---- rescue ------------------------------------------------------------------------------------ */
+
+/* Weights "layers.1.w" and "layers.0.w" [2, 40] and "norm" [8], and one bucket with its states. All
+ * values are f32 and lie in `memory`. */
+static float memory[4096];
+
+static ckpt_status read_memory(ckpt_source *src, uint32_t file, void *buf, size_t n,
+                               uint64_t offset, ckpt_err *err)
+{
+    (void)src;
+    (void)file;
+    if (offset > sizeof memory || n > sizeof memory - offset)
+        return ckpt_fail(err, CKPT_E_FORMAT, "past the end");
+    memcpy(buf, (const uint8_t *)memory + offset, n);
+    return CKPT_OK;
+}
+
+static void place(fake *f, const char *name, size_t at)
+{
+    for (size_t i = 0; i < f->src.n_tensors; i++)
+        if (strcmp(f->names[i], name) == 0)
+            f->chunks[i].offset = 4 * at;
+}
+
+#define GROUP "optimizer.distributed.dp_group_idx_0.gbuf_idx_0."
+#define TYPE "dtype_(torch.float32, torch.float32).bucket_idx_0."
+
+/* 64-aligned: norm at 0, layers.1.w at 64, layers.0.w at 192 (80 + 64 rounded up), end 272. */
+static void rescue_begin(fake *f)
+{
+    memset(f, 0, sizeof *f);
+    f->file = (ckpt_file){.name = "x", .path = "x", .size = sizeof memory, .fd = -1};
+    f->src.files = &f->file;
+    f->src.n_files = 1;
+    f->src.tensors = f->tensors;
+    f->src.read_at = read_memory;
+    add(f, "layers.0.w", 2, 2, 40);
+    add(f, "layers.1.w", 2, 2, 40);
+    add(f, "norm", 1, 8, 0);
+    place(f, "layers.0.w", 0);
+    place(f, "layers.1.w", 80);
+    place(f, "norm", 160);
+    static const char *const states[] = {"exp_avg", "exp_avg_sq", "param"};
+    for (int s = 0; s < 3; s++) {
+        char name[128];
+        snprintf(name, sizeof name, GROUP TYPE "%s", states[s]);
+        add(f, name, 1, 272, 0);
+        place(f, name, (size_t)(512 * (s + 1)));
+    }
+    for (int i = 0; i < 168; i++)
+        memory[i] = (float)i + 0.5F;
+    for (int s = 0; s < 3; s++) {
+        float *b = memory + 512 * (s + 1), add_to = s == 2 ? 0.0F : 1000.0F * (float)(s + 1);
+        for (int i = 0; i < 272; i++)
+            b[i] = -1;
+        for (int i = 0; i < 8; i++)
+            b[i] = memory[160 + i] + add_to;
+        for (int i = 0; i < 80; i++) {
+            b[64 + i] = memory[80 + i] + add_to;
+            b[192 + i] = memory[i] + add_to;
+        }
+    }
+}
+
+static void rescue_sort(fake *f)
+{
+    qsort(f->tensors, f->src.n_tensors, sizeof *f->tensors, by_name);
+}
+
+START_TEST(buckets_are_given_back_by_value)
+{
+    fake f;
+    ckpt_err err = {0};
+    static int64_t lo[2] = {0, 100}, len[2] = {100, 172};
+    ckpt_chunk cut[3][2];
+    rescue_begin(&f);
+    for (int s = 0; s < 3; s++) { /* element 100 lies inside layers.1.w */
+        ckpt_tensor *t = &f.tensors[3 + s];
+        cut[s][0] = cut[s][1] = t->chunks[0];
+        for (int k = 0; k < 2; k++) {
+            cut[s][k].lo = &lo[k];
+            cut[s][k].len = &len[k];
+        }
+        cut[s][1].offset += 400;
+        t->chunks = cut[s];
+        t->n_chunks = 2;
+    }
+    rescue_sort(&f);
+    ck_assert(ckpt_rescue_needed(&f.src));
+    ck_assert_msg(ckpt_rescue(&f.src, &err) == CKPT_OK, "%s", err.text);
+    ck_assert(!ckpt_rescue_needed(&f.src));
+    ck_assert_uint_eq(f.src.n_tensors, 3 + 9);
+    int64_t at = ckpt_source_find(&f.src, "optimizer.state.exp_avg_sq.layers.1.w");
+    ck_assert_int_ge(at, 0);
+    const ckpt_tensor *t = &f.src.tensors[at];
+    ck_assert_int_eq(t->rank, 2);
+    ck_assert_int_eq(t->dims[1], 40);
+    ck_assert_uint_eq(t->n_chunks, 3); /* up to the cut, the rest of that row, the next row */
+    int64_t seen = 0;
+    for (size_t c = 0; c < t->n_chunks; c++) {
+        const ckpt_chunk *k = &t->chunks[c];
+        for (int64_t i = 0; i < k->len[0] * k->len[1]; i++, seen++) {
+            int64_t flat = (k->lo[0] + i / k->len[1]) * 40 + k->lo[1] + i % k->len[1];
+            ck_assert(memory[k->offset / 4 + (uint64_t)i] == memory[80 + flat] + 2000.0F);
+        }
+    }
+    ck_assert_int_eq(seen, 80);
+    ckpt_arena_free(&f.src.arena);
+}
+END_TEST
+
+/* Equal values: layers are told apart by the module order, other things are not. */
+START_TEST(buckets_with_equal_values_need_an_order)
+{
+    fake f;
+    ckpt_err err = {0};
+    rescue_begin(&f);
+    for (int i = 0; i < 160; i++)
+        memory[i] = 1;
+    for (int i = 0; i < 80; i++)
+        memory[512 * 3 + 64 + i] = memory[512 * 3 + 192 + i] = 1;
+    rescue_sort(&f);
+    ck_assert_msg(ckpt_rescue(&f.src, &err) == CKPT_OK, "%s", err.text);
+    int64_t at = ckpt_source_find(&f.src, "optimizer.state.exp_avg.layers.1.w");
+    ck_assert_int_ge(at, 0);
+    ck_assert_uint_eq(f.src.tensors[at].chunks[0].offset,
+                      4 * (512 + 64)); /* the later layer first */
+    ckpt_arena_free(&f.src.arena);
+    rescue_begin(&f);
+    add(&f, "other", 1, 8, 0);
+    place(&f, "other", 160);
+    rescue_sort(&f);
+    ck_assert_int_eq(ckpt_rescue(&f.src, &err), CKPT_E_UNSUPPORTED);
+    ck_assert_msg(strstr(err.text, "'norm' and 'other' have equal values") != NULL, "%s", err.text);
+    ck_assert(ckpt_rescue_needed(&f.src));
+    ckpt_arena_free(&f.src.arena);
+}
+END_TEST
+
+static const struct {
+    const char *what, *text;
+} unproved[] = {
+    {"value",  "no stored weight equals the rounded master copy from element 192 of 272"},
+    {"master", "no f32 master copy"                                                     },
+    {"fp8",    "are not their rounded master copy"                                      },
+    {"size",   "not a state of the bucket"                                              },
+    {"name",   "no dp_reshardable bucket"                                               },
+    {"part",   "only 1 of 2 parts of 'layers.0.w'"                                      },
+};
+
+START_TEST(buckets_that_are_not_proved_are_refused)
+{
+    fake f;
+    ckpt_err err = {0};
+    static const int64_t lo[2][2] =
+        {
+            {0, 0},
+            {1, 0}
+    },
+                         half[2] = {1, 40};
+    ckpt_chunk cut[2];
+    rescue_begin(&f);
+    const char *what = unproved[_i].what;
+    if (strcmp(what, "value") == 0)
+        memory[512 * 3 + 192 + 79] = 0;
+    if (strcmp(what, "master") == 0)
+        f.src.n_tensors--;
+    for (int s = 3; s < 6; s++) {
+        const char *type = strcmp(what, "fp8") == 0    ? "torch.uint8"
+                           : strcmp(what, "name") == 0 ? "numpy.float"
+                                                       : NULL;
+        if (type != NULL)
+            snprintf(f.names[s], sizeof f.names[s],
+                     GROUP "dtype_(%s, torch.float32).bucket_idx_0.%s", type,
+                     s == 3   ? "exp_avg"
+                     : s == 4 ? "exp_avg_sq"
+                              : "param");
+    }
+    if (strcmp(what, "size") == 0)
+        f.dims[4][0] = 271;
+    if (strcmp(what, "part") == 0) {
+        for (int k = 0; k < 2; k++)
+            cut[k] = (ckpt_chunk){.lo = lo[k], .len = half, .offset = (uint64_t)k * 160};
+        f.tensors[0].chunks = cut;
+        f.tensors[0].n_chunks = 2;
+        for (int s = 3; s < 6; s++)
+            f.dims[s][0] = 232; /* the second row of layers.0.w is not there */
+    }
+    rescue_sort(&f);
+    ckpt_status status = ckpt_rescue(&f.src, &err);
+    ck_assert(status == CKPT_E_UNSUPPORTED || (_i == 3 && status == CKPT_E_FORMAT));
+    ck_assert_msg(strstr(err.text, unproved[_i].text) != NULL, "%s", err.text);
+    ckpt_arena_free(&f.src.arena);
+}
+END_TEST
+
 Suite *suite_optim(void);
 Suite *suite_optim(void)
 {
@@ -225,6 +422,12 @@ Suite *suite_optim(void)
     tcase_add_loop_test(t, states_that_fit_nothing_are_refused, 0,
                         (int)(sizeof refused / sizeof *refused));
     tcase_add_test(t, other_optimizers_have_other_pairs);
+    suite_add_tcase(s, t);
+    t = tcase_create("rescue");
+    tcase_add_test(t, buckets_are_given_back_by_value);
+    tcase_add_test(t, buckets_with_equal_values_need_an_order);
+    tcase_add_loop_test(t, buckets_that_are_not_proved_are_refused, 0,
+                        (int)(sizeof unproved / sizeof *unproved));
     suite_add_tcase(s, t);
     return s;
 }

@@ -319,7 +319,7 @@ static void choose_values(conversion *c)
         p->foreign_config = c->src.config;
 }
 
-static ckpt_status rewrite_common(void *self, ckpt_plan *plan, ckpt_err *err)
+static ckpt_status before_layout(void *self, ckpt_plan *plan, ckpt_err *err)
 {
     conversion *c = self;
     return ckpt_convert_common(&c->src, c->container, plan, &c->common, err);
@@ -332,7 +332,7 @@ static ckpt_status make_plan(conversion *c, ckpt_err *err)
     CKPT_CHECK(choose_mesh(c, err));
     CKPT_CHECK(choose_layout(c, err));
     choose_values(c);
-    c->plan_opts.before_layout = rewrite_common;
+    c->plan_opts.before_layout = before_layout;
     c->plan_opts.self = c;
     status = ckpt_plan_convert(&c->plan, &c->model, &c->plan_opts, err);
     if (status != CKPT_OK)

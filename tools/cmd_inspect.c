@@ -723,8 +723,9 @@ done:
 /* A checkpoint that contradicts its own model is still worth looking at: as plain tensors. */
 static ckpt_status bind(inspection *in, ckpt_err *err)
 {
-    const ckpt_model_opts opts = {.lenient = true, .allow_unknown = true};
-    const ckpt_model_opts plain = {.lenient = true, .allow_unknown = true, .layout_group = ""};
+    const ckpt_model_opts opts = {.lenient = true, .allow_unknown = true, .keep_buckets = true};
+    const ckpt_model_opts plain = {
+        .lenient = true, .allow_unknown = true, .keep_buckets = true, .layout_group = ""};
     ckpt_status status = ckpt_tool_bind(in->tool, &in->model, &in->src, &opts, err);
     if (status != CKPT_E_FORMAT && status != CKPT_E_UNSUPPORTED && status != CKPT_E_MISMATCH)
         return status;

@@ -89,7 +89,9 @@ ckpt_status ckpt_convert_check_config(const ckpt_model *model, const ckpt_manife
 
 /* convert_common.c */
 /* A Megatron target keeps what else the source's common state holds (schedulers, RNG, versions) and
- * gets the new args: the object that says so is made or replaced, its bytes go to `common`. */
+ * gets the new args, and, where flat buckets became states of parameters, what belongs to those: the
+ * object that says so is made or replaced, its bytes go to `common`. */
 ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt_plan *plan,
                                 ckpt_buf *common, ckpt_err *err) CKPT_MUST_USE;
+
 #endif

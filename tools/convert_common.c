@@ -3,18 +3,71 @@
 #include "dcp.h"
 #include "mp_rank.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-/* The source's common state with the target's args. */
-static ckpt_status common_state(ckpt_source *src, const ckpt_json *args, ckpt_buf *out,
+#define BUCKETS "optimizer.distributed.dp_group_idx_"
+#define RESHARDABLE "fully_reshardable"
+
+/* Where dp_reshardable buckets were given back, param_groups and gradient scaler move from objects of
+ * one model-parallel rank (all have the same) into the common state's "optimizer" member, by number
+ * where optimizers are chained. Source: DistributedOptimizer.sharded_state_dict. */
+static ckpt_status find_edits(const ckpt_source *src, ckpt_arena *arena, ckpt_dcp_edit *edits,
+                              size_t *n, ckpt_err *err)
+{
+    static const char *const members[] = {"optimizer", "grad_scaler"};
+    for (size_t i = 0; i < src->n_objects; i++) {
+        const ckpt_object *o = &src->objects[i];
+        const char *at = strstr(o->name, BUCKETS "0.");
+        if (at == NULL)
+            continue;
+        /* "chained_3." before it, or nothing */
+        int number = at != o->name ? atoi(o->name + strlen("chained_")) : -1;
+        const char *where =
+            number < 0 ? "optimizer" : ckpt_arena_printf(arena, "optimizer.%d", number);
+        at += sizeof BUCKETS "0." - 1;
+        for (size_t k = 0; k < 2; k++) {
+            size_t len = strlen(members[k]);
+            if (strncmp(at, members[k], len) != 0 || at[len] != '/' || *n + 3 > 64)
+                continue;
+            char *path = ckpt_arena_printf(arena, "%s.%s", where, members[k]);
+            char *kind = ckpt_arena_printf(arena, "%s.param_state_sharding_type", where);
+            if (path == NULL || kind == NULL)
+                return ckpt_tool_no_memory(err);
+            edits[(*n)++] = (ckpt_dcp_edit){.path = path, .object = o};
+            if (k == 0)
+                edits[(*n)++] = (ckpt_dcp_edit){.path = kind, .text = RESHARDABLE};
+        }
+    }
+    if (*n > 0)
+        edits[(*n)++] = (ckpt_dcp_edit){.path = "content_metadata.distrib_optim_sharding_type",
+                                        .text = RESHARDABLE};
+    return CKPT_OK;
+}
+
+static ckpt_out_object *add_object(ckpt_plan *plan)
+{
+    ckpt_out *out = &plan->out;
+    ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
+    if (grown == NULL)
+        return NULL;
+    if (out->n_objects > 0)
+        memcpy(grown, out->objects, out->n_objects * sizeof *grown);
+    out->objects = grown;
+    grown[out->n_objects].name = CKPT_DCP_COMMON_OBJECT;
+    return &grown[out->n_objects++];
+}
+
+/* The source's common state with the target's args, and the other changes. */
+static ckpt_status common_state(ckpt_source *src, const ckpt_dcp_changes *changes, ckpt_buf *out,
                                 ckpt_err *err)
 {
     ckpt_buf carried = {0};
     if (src->container != &ckpt_mp_rank)
-        return ckpt_dcp_common_with_args(src, args, out, err);
+        return ckpt_dcp_common_changed(src, changes, out, err);
     ckpt_status status = ckpt_mp_common(src, &carried, err);
     if (status == CKPT_OK)
-        status = ckpt_dcp_repack_bytes(carried.data, carried.len, true, args, out, err);
+        status = ckpt_dcp_repack_bytes(carried.data, carried.len, true, changes->args, out, err);
     ckpt_buf_release(&carried);
     return status;
 }
@@ -28,28 +81,27 @@ ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt
                                 ckpt_buf *common, ckpt_err *err)
 {
     ckpt_out *out = &plan->out;
+    ckpt_dcp_edit edits[65];
+    ckpt_dcp_changes changes = {.args = plan->config, .edits = edits};
     if (out->config_kind != CKPT_CONFIG_MEGATRON || src->common == NULL || !has_common(to) ||
         !has_common(src->container))
         return CKPT_OK;
+    ckpt_status status = find_edits(src, &plan->arena, edits, &changes.n_edits, err);
+    if (status != CKPT_OK)
+        return status;
     ckpt_out_object *at = NULL;
     for (size_t i = 0; i < out->n_objects && at == NULL; i++)
         if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
             at = &out->objects[i];
-    if (at != NULL && ckpt_json_equal(plan->config, src->config))
+    if (at != NULL && changes.n_edits == 0 && ckpt_json_equal(plan->config, src->config))
         return CKPT_OK; /* carried byte for byte */
-    ckpt_status status = common_state(src, plan->config, common, err);
+    status = common_state(src, &changes, common, err);
     if (status != CKPT_OK)
         return status;
-    if (at == NULL) {
-        ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
-        if (grown == NULL)
-            return ckpt_tool_no_memory(err);
-        if (out->n_objects > 0)
-            memcpy(grown, out->objects, out->n_objects * sizeof *grown);
-        out->objects = grown;
-        at = &grown[out->n_objects++];
-        at->name = CKPT_DCP_COMMON_OBJECT;
-    }
+    if (at == NULL)
+        at = add_object(plan);
+    if (at == NULL)
+        return ckpt_tool_no_memory(err);
     at->data = common->data;
     at->length = common->len;
     return CKPT_OK;

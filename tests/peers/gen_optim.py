@@ -11,7 +11,8 @@ process a rank.
 
 T: fully_reshardable dp_reshardable fully_sharded_model_space (DistributedOptimizer), or plain (the
 mixed-precision or FP32 optimizer without it). Megatron-Core names CUDA in a few places on this path;
-its text is changed while it is imported so that these say CPU. Nothing else of it is touched."""
+its text is changed while it is imported so that these say CPU; and where it wants PyTorch's Adam to have
+a step tensor stored (it stores none; Transformer Engine's has none), it no longer does."""
 import argparse
 import contextlib
 import importlib.abc
@@ -23,7 +24,9 @@ import sys
 
 RULES = [("torch.cuda.FloatTensor", "torch.FloatTensor"), ("torch.cuda.HalfTensor", "torch.HalfTensor"),
          ("torch.cuda.BFloat16Tensor", "torch.BFloat16Tensor"), ("device='cuda'", "device='cpu'"),
-         ('device="cuda"', 'device="cpu"')]
+         ('device="cuda"', 'device="cpu"'),
+         # PyTorch's Adam keeps the step beside the moments; it comes with the parameter groups
+         ("for key in dst_tensors:", "for key in tensors:")]
 
 
 class CpuLoader(importlib.machinery.SourceFileLoader):
@@ -146,6 +149,9 @@ def worker(rank, a, port):
             with open(os.path.join(a.dir, "latest_checkpointed_iteration.txt"), "w") as f:
                 f.write("3")
     else:
+        for o in getattr(opt, "chained_optimizers", [opt]):
+            if a.type != "plain":  # PyTorch's Adam has no state before its first step
+                o._init_optimizer_states_with_dummy_values()
         sd, meta = state(a, model, opt, True)
         found = dist_checkpointing.load_content_metadata(where)
         if a.type != "plain":
@@ -153,6 +159,10 @@ def worker(rank, a, port):
         got = dist_checkpointing.load(sd, where, validate_access_integrity=False)
         model.module.load_state_dict(got["model"])
         opt.load_state_dict(got["optimizer"])
+        for o in getattr(opt, "chained_optimizers", [opt]) if a.type != "plain" else []:
+            for g in o.optimizer.param_groups:
+                for p in g["params"]:
+                    o.optimizer.state[p]["step"].fill_(g["step"])
     losses = [step(model, opt, 3 + i, torch) for i in range(2)]
     if rank == 0:
         print(json.dumps({"losses": losses}))

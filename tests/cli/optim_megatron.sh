@@ -1,0 +1,18 @@
+# Real Megatron-Core 0.16.1: the same training saved as dp_reshardable (flat buckets) and as
+# fully_reshardable. What is rescued from the one is the other, bit for bit.
+b=$FIXTURES/mcore/optim_buckets_tp2 p=$FIXTURES/mcore/optim_params_tp2
+rc 0 inspect $b; out 'bucket_idx_0.exp_avg_sq'
+rc 0 convert $b r --tp 1 --pp 1; err 'note: dp_reshardable optimizer buckets are given back'; out ' 0 reset, 0 dropped'
+rc 0 diff r $p; out '^[0-9]+ identical$'; no_out 'only in'
+rc 0 diff $b $p; out '^[0-9]+ identical$'
+rc 0 verify r --hash; rc 0 verify $b
+rc 0 inspect r --common; out '"distrib_optim_sharding_type": "fully_reshardable"'
+out '"param_state_sharding_type": "fully_reshardable"'; out '"step": 3.0'; no_out 'dp_reshardable'
+rc 0 inspect r; no_out 'dp_group_idx'
+rc 0 convert $b d --tp 1 --pp 1 --optimizer drop; err 'dropped: 6 optimizer tensors'; rc 0 inspect d; no_out 'exp_avg'
+# a weight that is not its master copy, in one bit: nothing is proved
+cp -r $b x; rc 0 convert $b n --tp 1 --pp 1 --dry-run
+at=$(grep -oE 'output_layer.weight BF16 .* <- __0_1.distcp\[[0-9]+' $OUT | grep -oE '[0-9]+$'); flip x/iter_0000003/__0_1.distcp $((at + 100))
+rc 4 convert x y --tp 1 --pp 1; one_line; err 'no stored weight equals the rounded master copy from element'; err '[-]-optimizer drop'; absent y
+rc 0 convert x y --tp 1 --pp 1 --optimizer drop
+rc 1 diff x $b; out 'output_layer'
