@@ -412,7 +412,7 @@ static ckpt_status make_head(writer *w)
             length = out->objects[i].length;
         }
     if (data == NULL) {
-        CKPT_CHECK(ckpt_dcp_new_common(out->config, out->iteration, true, &fresh, w->err));
+        CKPT_CHECK(ckpt_dcp_new_common(out->config, out->iteration, NULL, true, &fresh, w->err));
         data = fresh.data;
         length = fresh.len;
     }
