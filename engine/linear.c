@@ -1,49 +1,73 @@
-/* Projections: y = x W^T, dx = dy W, dW += dy^T x, through OpenBLAS.
+/* Projections: y = x W^T, dx = dy W, dW += dy^T x, by the product kernel (kernels/gemm.c).
  *
- * The result is cut into tiles of fixed size and every tile is one single-threaded call, so the sum in
- * an element never depends on the number of threads. A tile of dW sums over all tokens in one call. */
-#include "ops.h"
-
-#include <cblas.h>
+ * The result is cut into tiles of fixed size, each computed by one thread, so the sum in an element
+ * never depends on the number of threads. A tile of dW sums over all tokens. */
+#include "kernels/kernels.h"
 
 #include "checked.h"
 
-#define TILE_M 256
+/* Tiles, and blocks within them: rows are multiples of the register tile (12), a block of B and one of
+ * A stay in a core's second-level cache. */
+#define TILE_M 264
 #define TILE_N 512
+#define BLOCK_M 132
+#define BLOCK_K 256
+#define SCRATCH CKPT_ENG_GEMM_SCRATCH(BLOCK_M, TILE_N, BLOCK_K)
+
+/* Blocks of products without a caller's scratch: 200 (f64: 400) KiB, which a thread's stack has. */
+#define SMALL_M 96
+#define SMALL_N 256
+#define SMALL_K 128
+
+/* beta C, where there is nothing to sum. */
+static void scale_only(int64_t m, int64_t n, real beta, real *c, int64_t ldc)
+{
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++)
+            c[i * ldc + j] = beta == 0 ? 0 : beta * c[i * ldc + j];
+}
 
 void ENG(gemm)(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, const real *a,
                int64_t lda, const real *b, int64_t ldb, real beta, real *c, int64_t ldc)
 {
-    enum CBLAS_TRANSPOSE opa = ta ? CblasTrans : CblasNoTrans, opb = tb ? CblasTrans : CblasNoTrans;
-    if (m <= 0 || n <= 0)
-        return;
-    if (k <= 0) { /* BLAS refuses a leading dimension of 0; the product is zero */
-        for (int64_t i = 0; i < m; i++)
-            for (int64_t j = 0; j < n; j++)
-                c[i * ldc + j] = beta == 0 ? 0 : beta * c[i * ldc + j];
+    _Alignas(64) real scratch[CKPT_ENG_GEMM_SCRATCH(SMALL_M, SMALL_N, SMALL_K)];
+    if (k <= 0) {
+        scale_only(m, n, beta, c, ldc);
         return;
     }
-#if CKPT_REAL == 32
-    cblas_sgemm(CblasRowMajor, opa, opb, (blasint)m, (blasint)n, (blasint)k, alpha, a, (blasint)lda,
-                b, (blasint)ldb, beta, c, (blasint)ldc);
-#else
-    cblas_dgemm(CblasRowMajor, opa, opb, (blasint)m, (blasint)n, (blasint)k, alpha, a, (blasint)lda,
-                b, (blasint)ldb, beta, c, (blasint)ldc);
-#endif
+    ENG(kernels_for)
+    (ckpt_eng_detect())
+        ->gemm(&(ENG(gemm_task)){.ta = ta,
+                                 .tb = tb,
+                                 .m = m,
+                                 .n = n,
+                                 .k = k,
+                                 .lda = lda,
+                                 .ldb = ldb,
+                                 .ldc = ldc,
+                                 .mc = SMALL_M,
+                                 .nc = SMALL_N,
+                                 .kc = SMALL_K,
+                                 .alpha = alpha,
+                                 .beta = beta,
+                                 .a = a,
+                                 .b = b,
+                                 .c = c},
+               scratch);
 }
 
-/* C [m, n] (+)= op(A) op(B), cut into tiles of C. */
+/* C [m, n] (+)= op(A) op(B) + bias, cut into tiles of C. */
 typedef struct tiles {
+    const ENG(kernels) * kernels;
     bool ta, tb, add;
     int64_t m, n, k, lda, ldb, ldc, across;
     const real *a, *b, *bias;
-    real *c;
+    real *c, *scratch;
 } tiles;
 
 static void run_tile(void *arg, int64_t item, int worker)
 {
     const tiles *t = arg;
-    (void)worker;
     int64_t i = item / t->across * TILE_M, j = item % t->across * TILE_N;
     int64_t m = ckpt_min_i64(TILE_M, t->m - i), n = ckpt_min_i64(TILE_N, t->n - j);
     real *c = t->c + i * t->ldc + j;
@@ -54,18 +78,42 @@ static void run_tile(void *arg, int64_t item, int worker)
                 c[r * t->ldc + s] = (add ? c[r * t->ldc + s] : 0) + t->bias[j + s];
         add = true;
     }
-    ENG(gemm)
-    (t->ta, t->tb, m, n, t->k, 1, t->a + (t->ta ? i : i * t->lda), t->lda,
-     t->b + (t->tb ? j * t->ldb : j), t->ldb, add ? 1 : 0, c, t->ldc);
+    if (t->k <= 0) {
+        scale_only(m, n, add ? 1 : 0, c, t->ldc);
+        return;
+    }
+    t->kernels->gemm(&(ENG(gemm_task)){.ta = t->ta,
+                                       .tb = t->tb,
+                                       .m = m,
+                                       .n = n,
+                                       .k = t->k,
+                                       .lda = t->lda,
+                                       .ldb = t->ldb,
+                                       .ldc = t->ldc,
+                                       .mc = BLOCK_M,
+                                       .nc = TILE_N,
+                                       .kc = BLOCK_K,
+                                       .alpha = 1,
+                                       .beta = add ? 1 : 0,
+                                       .a = t->a + (t->ta ? i : i * t->lda),
+                                       .b = t->b + (t->tb ? j * t->ldb : j),
+                                       .c = c},
+                     t->scratch + worker * (int64_t)SCRATCH);
 }
 
-static void run_tiles(const ckpt_eng *e, tiles *t)
+static ckpt_status run_tiles(ckpt_eng *e, tiles *t, ckpt_err *err)
 {
+    const size_t mark = ckpt_eng_mark(e);
+    t->scratch = ckpt_eng_take(e, (int64_t)SCRATCH * e->threads, sizeof(real));
+    t->kernels = ENG(kernels_for)(e->isa);
     t->across = (t->n + TILE_N - 1) / TILE_N;
-    ckpt_eng_parallel(e, (t->m + TILE_M - 1) / TILE_M * t->across, run_tile, t);
+    ckpt_status status = ckpt_eng_check(e, err);
+    if (status == CKPT_OK && !e->dry)
+        ckpt_eng_parallel(e, (t->m + TILE_M - 1) / TILE_M * t->across, run_tile, t);
+    ckpt_eng_drop(e, mark);
+    return status;
 }
 
-/* BLAS takes 32-bit sizes. */
 static ckpt_status check(const char *what, int64_t T, int64_t n_in, int64_t n_out, int64_t ldx,
                          int64_t ldy, ckpt_err *err)
 {
@@ -73,7 +121,7 @@ static ckpt_status check(const char *what, int64_t T, int64_t n_in, int64_t n_ou
         return ckpt_fail(
             err, CKPT_E_USAGE, "%s: %lld tokens, %lld in (stride %lld), %lld out (stride %lld)",
             what, (long long)T, (long long)n_in, (long long)ldx, (long long)n_out, (long long)ldy);
-    if (T > INT32_MAX || ldx > INT32_MAX || ldy > INT32_MAX)
+    if (T > INT32_MAX || ldx > INT32_MAX || ldy > INT32_MAX) /* so that products fit 64 bits */
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: sizes above 2^31", what);
     return CKPT_OK;
 }
@@ -83,21 +131,22 @@ ckpt_status ENG(linear)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, con
                         int64_t ldy, ckpt_err *err)
 {
     ckpt_status status = check("linear", T, n_in, n_out, ldx, ldy, err);
-    if (status != CKPT_OK || e->dry)
+    if (status != CKPT_OK)
         return status;
-    run_tiles(e, &(tiles){.tb = true,
-                          .add = add,
-                          .m = T,
-                          .n = n_out,
-                          .k = n_in,
-                          .a = x,
-                          .lda = ldx,
-                          .b = w,
-                          .ldb = n_in,
-                          .bias = bias,
-                          .c = y,
-                          .ldc = ldy});
-    return CKPT_OK;
+    return run_tiles(e,
+                     &(tiles){.tb = true,
+                              .add = add,
+                              .m = T,
+                              .n = n_out,
+                              .k = n_in,
+                              .a = x,
+                              .lda = ldx,
+                              .b = w,
+                              .ldb = n_in,
+                              .bias = bias,
+                              .c = y,
+                              .ldc = ldy},
+                     err);
 }
 
 ckpt_status ENG(linear_dx)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, const real *dy,
@@ -105,19 +154,20 @@ ckpt_status ENG(linear_dx)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, 
                            ckpt_err *err)
 {
     ckpt_status status = check("linear_dx", T, n_in, n_out, lddx, lddy, err);
-    if (status != CKPT_OK || e->dry)
+    if (status != CKPT_OK)
         return status;
-    run_tiles(e, &(tiles){.add = add,
-                          .m = T,
-                          .n = n_in,
-                          .k = n_out,
-                          .a = dy,
-                          .lda = lddy,
-                          .b = w,
-                          .ldb = n_in,
-                          .c = dx,
-                          .ldc = lddx});
-    return CKPT_OK;
+    return run_tiles(e,
+                     &(tiles){.add = add,
+                              .m = T,
+                              .n = n_in,
+                              .k = n_out,
+                              .a = dy,
+                              .lda = lddy,
+                              .b = w,
+                              .ldb = n_in,
+                              .c = dx,
+                              .ldc = lddx},
+                     err);
 }
 
 typedef struct columns {
@@ -143,22 +193,22 @@ ckpt_status ENG(linear_dw)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, 
                            ckpt_err *err)
 {
     ckpt_status status = check("linear_dw", T, n_in, n_out, ldx, lddy, err);
-    if (status != CKPT_OK || e->dry)
-        return status;
-    if (dw)
-        run_tiles(e, &(tiles){.ta = true,
-                              .add = true,
-                              .m = n_out,
-                              .n = n_in,
-                              .k = T,
-                              .a = dy,
-                              .lda = lddy,
-                              .b = x,
-                              .ldb = ldx,
-                              .c = dw,
-                              .ldc = n_in});
-    if (dbias)
+    if (status == CKPT_OK && dw)
+        status = run_tiles(e,
+                           &(tiles){.ta = true,
+                                    .add = true,
+                                    .m = n_out,
+                                    .n = n_in,
+                                    .k = T,
+                                    .a = dy,
+                                    .lda = lddy,
+                                    .b = x,
+                                    .ldb = ldx,
+                                    .c = dw,
+                                    .ldc = n_in},
+                           err);
+    if (status == CKPT_OK && dbias && !e->dry)
         ckpt_eng_parallel(e, (n_out + COLUMN_BLOCK - 1) / COLUMN_BLOCK, sum_columns,
                           &(columns){.T = T, .n = n_out, .ld = lddy, .x = dy, .sum = dbias});
-    return CKPT_OK;
+    return status;
 }

@@ -32,7 +32,20 @@ typedef struct ENG(conv_task) {
 
 #define CKPT_ENG_CONV_BLOCK 64
 
+/* C [m, n] = alpha op(A) op(B) + beta C, in blocks of mc x nc x kc. */
+typedef struct ENG(gemm_task) {
+    bool ta, tb;
+    int64_t m, n, k, lda, ldb, ldc, mc, nc, kc;
+    real alpha, beta;
+    const real *a, *b;
+    real *c;
+} ENG(gemm_task);
+
+/* Scratch of a product, in elements: packed A and B with room for padding to the widest tiles. */
+#define CKPT_ENG_GEMM_SCRATCH(mc, nc, kc) (((mc) + 12) * (kc) + 16 + ((nc) + 32) * (kc))
+
 typedef struct ENG(kernels) {
+    void (*gemm)(const ENG(gemm_task) * t, real *scratch);
     void (*rmsnorm)(int64_t rows, int64_t n, const real *x, const real *w, bool centered, real eps,
                     real *y, real *rstd);
     /* dw, n partial sums, is added to; NULL = not wanted. */
@@ -77,6 +90,7 @@ const ENG(kernels) * ENG(kernels_for)(ckpt_eng_isa isa);
 
 extern const ENG(kernels) ENGK(table);
 
+void ENGK(gemm)(const ENG(gemm_task) * t, real *scratch);
 void ENGK(rmsnorm)(int64_t rows, int64_t n, const real *x, const real *w, bool centered, real eps,
                    real *y, real *rstd);
 void ENGK(rmsnorm_bwd)(int64_t rows, int64_t n, const real *x, const real *w, bool centered,

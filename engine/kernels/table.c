@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 const ENG(kernels) ENGK(table) = {
+    .gemm = ENGK(gemm),
     .rmsnorm = ENGK(rmsnorm),
     .rmsnorm_bwd = ENGK(rmsnorm_bwd),
     .gated_rmsnorm = ENGK(gated_rmsnorm),

@@ -47,3 +47,10 @@ $(BUILD)/libckpt_engine.a: $(ENG_OBJ)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
 -include $(ENG_OBJ:.o=.d)
+
+# make engine_ops      $(BUILD)/engine_ops, times of engine operations (tests/bench/engine_ops.c)
+.PHONY: engine_ops
+engine_ops: $(BUILD)/engine_ops
+$(BUILD)/engine_ops: tests/bench/engine_ops.c $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(ENG_CC) -o $@ $^ $(LDFLAGS) $(LDLIBS)
