@@ -28,8 +28,7 @@
  * NaN. A NaN in an input reaches every output that depends on it; no operation hides, traps or tests
  * for it. Subnormal numbers are flushed to zero inside operations on x86.
  *
- * Global state: none of ours. ckpt_eng_init limits OpenBLAS to one thread a call, which is a setting
- * of the process; concurrency is the engine's own.
+ * Global state: none.
  *
  * Errors: CKPT_E_USAGE for sizes that do not fit together, CKPT_E_UNSUPPORTED for what is not built,
  * CKPT_E_NOMEM when the arena is too small (a reserve without the dry run of the same calls). */

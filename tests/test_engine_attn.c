@@ -520,7 +520,7 @@ START_TEST(moe_bias_chooses_and_does_not_weigh)
     for (int i = 0; i < 4; i++)
         experts[i] = (ENG(mlp_params)){.up = &up[i], .down = &down[i]};
     ckpt_eng_init(&e, 1);
-    ck_assert_int_eq(ckpt_eng_reserve(&e, 1 << 16, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_eng_reserve(&e, 1 << 22, &err), CKPT_OK);
     ck_assert_int_eq(ENG(moe_save)(&e, &m, 1, &s, &err), CKPT_OK);
     ck_assert_int_eq(ENG(moe)(&e, &m, 1, &p, x, false, y, &s, NULL, counts, &err), CKPT_OK);
     double s0 = 1 / (1 + exp(-3.0)), s3 = 0.5;

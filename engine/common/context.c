@@ -5,7 +5,6 @@
 
 #include <stdlib.h>
 
-#include <cblas.h>
 #include <omp.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -17,7 +16,6 @@ void ckpt_eng_init(ckpt_eng *e, int threads)
 {
     *e = (ckpt_eng){.dry = true, .isa = ckpt_eng_detect()};
     e->threads = threads > 0 ? threads : omp_get_num_procs();
-    openblas_set_num_threads(1);
 }
 
 ckpt_status ckpt_eng_reserve(ckpt_eng *e, size_t bytes, ckpt_err *err)

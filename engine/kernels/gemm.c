@@ -57,47 +57,56 @@ static void micro(int64_t k, const real *a, const real *b, real alpha, real beta
     }
 }
 
+/* A panel of `width` (MR or NR, of which `have` exist) lines of length k. The lines lie one after the
+ * other in memory, or side by side. */
+K_INLINE void pack_lines(const real *x, int64_t ld, int64_t k, int64_t width, int64_t have,
+                         real *out)
+{
+    int64_t q = 0;
+    for (; q + 16 <= k; q += 16) /* a cache line of each, so that what is written stays near */
+        for (int64_t r = 0; r < have; r++)
+            for (int64_t i = 0; i < 16; i++)
+                out[(q + i) * width + r] = x[r * ld + q + i];
+    for (; q < k; q++)
+        for (int64_t r = 0; r < have; r++)
+            out[q * width + r] = x[r * ld + q];
+}
+
+K_INLINE void pack_side(const real *x, int64_t ld, int64_t k, int64_t width, int64_t have,
+                        real *out)
+{
+    for (int64_t q = 0; q < k; q++, x += ld, out += width)
+        for (int64_t r = 0; r < have; r++)
+            out[r] = x[r];
+}
+
+K_INLINE void pack_panel(bool side, const real *x, int64_t ld, int64_t k, const int64_t width,
+                         int64_t have, real *out)
+{
+    if (have < width)
+        memset(out, 0, sizeof(real) * (size_t)(k * width));
+    if (side && have == width)
+        pack_side(x, ld, k, width, width, out); /* a constant number: vector moves */
+    else if (side)
+        pack_side(x, ld, k, width, have, out);
+    else
+        pack_lines(x, ld, k, width, have, out);
+}
+
 /* Rows i .. i+m-1, columns p .. p+k-1 of op(A) as panels of MR rows: out[panel][k][MR]. */
 static void pack_a(const ENG(gemm_task) * t, int64_t i, int64_t m, int64_t p, int64_t k, real *out)
 {
-    for (int64_t r0 = 0; r0 < m; r0 += MR, out += k * MR) {
-        const int64_t rows = m - r0 < MR ? m - r0 : MR;
-        if (rows < MR)
-            memset(out, 0, sizeof(real) * (size_t)(k * MR));
-        if (t->ta) {
-            const real *a = t->a + p * t->lda + i + r0;
-            for (int64_t q = 0; q < k; q++)
-                for (int64_t r = 0; r < rows; r++)
-                    out[q * MR + r] = a[q * t->lda + r];
-        } else {
-            for (int64_t r = 0; r < rows; r++) {
-                const real *a = t->a + (i + r0 + r) * t->lda + p;
-                for (int64_t q = 0; q < k; q++)
-                    out[q * MR + r] = a[q];
-            }
-        }
-    }
+    for (int64_t r = 0; r < m; r += MR, out += k * MR)
+        pack_panel(t->ta, t->ta ? t->a + p * t->lda + i + r : t->a + (i + r) * t->lda + p, t->lda,
+                   k, MR, m - r < MR ? m - r : MR, out);
 }
 
 /* Rows p .. p+k-1, columns j .. j+n-1 of op(B) as panels of NR columns: out[panel][k][NR]. */
 static void pack_b(const ENG(gemm_task) * t, int64_t p, int64_t k, int64_t j, int64_t n, real *out)
 {
-    for (int64_t c0 = 0; c0 < n; c0 += NR, out += k * NR) {
-        const int64_t cols = n - c0 < NR ? n - c0 : NR;
-        if (cols < NR)
-            memset(out, 0, sizeof(real) * (size_t)(k * NR));
-        if (t->tb) {
-            for (int64_t c = 0; c < cols; c++) {
-                const real *b = t->b + (j + c0 + c) * t->ldb + p;
-                for (int64_t q = 0; q < k; q++)
-                    out[q * NR + c] = b[q];
-            }
-        } else {
-            const real *b = t->b + p * t->ldb + j + c0;
-            for (int64_t q = 0; q < k; q++)
-                memcpy(out + q * NR, b + q * t->ldb, sizeof(real) * (size_t)cols);
-        }
-    }
+    for (int64_t c = 0; c < n; c += NR, out += k * NR)
+        pack_panel(!t->tb, t->tb ? t->b + (j + c) * t->ldb + p : t->b + p * t->ldb + j + c, t->ldb,
+                   k, NR, n - c < NR ? n - c : NR, out);
 }
 
 /* A tile at the edge of C: computed whole, then the part that exists is merged. */
