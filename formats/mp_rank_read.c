@@ -236,15 +236,16 @@ static ckpt_piece rows_of(const ckpt_mp_param *p, int64_t row, int64_t rows)
                     .file = p->file,
                     .big_endian = t->big_endian,
                     .strided = t->stride != NULL};
-    int64_t step = 1;
+    uint64_t step = 1; /* an empty tensor may claim extents whose product wraps */
     for (int a = t->rank - 1; a >= 0; a--) {
         b.dims[a] = b.len[a] = t->dims[a];
-        b.stride[a] = t->stride != NULL ? t->stride[a] : step;
-        step *= t->stride == NULL ? t->dims[a] : 1;
+        b.stride[a] = t->stride != NULL ? t->stride[a] : (int64_t)step;
+        step *= (uint64_t)t->dims[a];
     }
     if (t->rank > 0) {
         b.dims[0] = b.len[0] = rows;
-        b.offset += (uint64_t)(row * b.stride[0]) * (uint64_t)ckpt_dtype_get(t->dtype)->bits / 8;
+        b.offset +=
+            (uint64_t)row * (uint64_t)b.stride[0] * (uint64_t)ckpt_dtype_get(t->dtype)->bits / 8;
     }
     return b;
 }

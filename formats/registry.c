@@ -23,6 +23,7 @@ const ckpt_container *const ckpt_containers[] = {
     &ckpt_hdf5,
     &ckpt_mp_rank,
     &ckpt_zarr,
+    &ckpt_rank_safetensors,
     NULL,
 };
 // clang-format on

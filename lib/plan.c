@@ -251,6 +251,38 @@ done:
     return status;
 }
 
+/* The container's own way of cutting. */
+static ckpt_status cut_by_container(ckpt_planner *p, ckpt_out_tensor *t, ckpt_err *err)
+{
+    int axis = -1;
+    int64_t ways = 1;
+    size_t rank = (size_t)t->rank;
+    ckpt_status status = p->opts->container->cut(p->plan->config, &p->opts->mesh, t->name, t->rank,
+                                                 t->dims, &axis, &ways, err);
+    if (status != CKPT_OK)
+        return status;
+    if (axis < 0)
+        ways = 1;
+    else if (t->dims[axis] % ways != 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "extent %lld of axis %d is not divisible by %lld",
+                         (long long)t->dims[axis], axis, (long long)ways);
+    t->chunks = ckpt_arena_array(&p->plan->arena, (size_t)ways, sizeof *t->chunks);
+    int64_t *box = ckpt_arena_array(&p->plan->arena, (size_t)ways * 2 * rank + 1, sizeof *box);
+    if (t->chunks == NULL || box == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    t->n_chunks = (size_t)ways;
+    for (size_t i = 0; i < t->n_chunks; i++) {
+        int64_t *lo = box + i * 2 * rank, *len = lo + rank;
+        memcpy(len, t->dims, rank * sizeof *len);
+        if (axis >= 0) {
+            len[axis] = t->dims[axis] / ways;
+            lo[axis] = len[axis] * (int64_t)i;
+        }
+        t->chunks[i] = (ckpt_out_chunk){.lo = lo, .len = len};
+    }
+    return CKPT_OK;
+}
+
 /* Items [first, last) share a target stored name: make the out tensor and its chunks. */
 static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_err *err)
 {
@@ -292,9 +324,12 @@ static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_er
     const ckpt_mesh *mesh = p->opts->sharded && it->row != NULL ? &p->opts->mesh : NULL;
     int stage = p->opts->sharded ? stage_of(p, &it->canon) : 0;
     bool inside = false;
-    CKPT_TRY(ckpt_shard_cut(mesh, stage, it->rank, it->dims, &it->map, &plan->arena, &t->chunks,
-                            &t->n_chunks, &inside, err),
-             "tensor '%s'", it->stored);
+    if (p->opts->container->cut != NULL)
+        status = cut_by_container(p, t, err);
+    else
+        status = ckpt_shard_cut(mesh, stage, it->rank, it->dims, &it->map, &plan->arena, &t->chunks,
+                                &t->n_chunks, &inside, err);
+    CKPT_TRY(status, "tensor '%s'", it->stored);
     if (inside && !p->warned_heads) {
         p->warned_heads = true;
         CKPT_CHECK(WARN(p, err,
@@ -541,9 +576,9 @@ static ckpt_status check_mesh(ckpt_planner *p, ckpt_err *err)
     if (!p->opts->sharded)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "container %s is not sharded: --tp, --pp, --ep, --etp "
-                         "and --cp need --to torch_dist or mp_rank",
+                         "and --cp need --to torch_dist, mp_rank or ranks",
                          p->opts->container->name);
-    if (!layout_cuts(p->layout))
+    if (p->opts->container->cut == NULL && !layout_cuts(p->layout))
         return ckpt_fail(err, CKPT_E_USAGE,
                          "layout %s does not say how tensors are cut: a mesh needs --layout "
                          "megatron",

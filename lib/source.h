@@ -265,13 +265,18 @@ typedef struct ckpt_container {
     int (*probe)(const ckpt_probe *probe);
     /* Validate headers and fill src (zeroed, path set). Reads no tensor data. */
     ckpt_status (*open)(ckpt_source *src, const ckpt_open_opts *opts, ckpt_err *err);
+    /* NULL: a mesh cuts tensors as their layout says. Else how this container cuts a stored tensor:
+     * into `ways` equal parts along `axis` (-1: not at all), whatever the layout. Errors:
+     * CKPT_E_USAGE, CKPT_E_UNSUPPORTED. */
+    ckpt_status (*cut)(const ckpt_json *config, const ckpt_mesh *mesh, const char *name, int rank,
+                       const int64_t *dims, int *axis, int64_t *ways, ckpt_err *err);
     /* Assign every chunk and object its file and offset and list the files. NULL: read-only. */
     ckpt_status (*layout)(ckpt_out *out, ckpt_sink *sink, ckpt_err *err);
 } ckpt_container;
 
 /* registry.c */
 extern const ckpt_container ckpt_safetensors, ckpt_torch_dist, ckpt_torch_save, ckpt_hdf5,
-    ckpt_mp_rank, ckpt_zarr;
+    ckpt_mp_rank, ckpt_zarr, ckpt_rank_safetensors;
 /* May objects of `from` be carried byte for byte into `to`? */
 static inline bool ckpt_carries_objects(const ckpt_container *from, const ckpt_container *to)
 {

@@ -471,8 +471,8 @@ static const struct {
     {"model.pt",          "<?xml version=\"1.0\"?>",                      21,             CKPT_E_FORMAT, "XML document saved as"          },
     {"model.safetensors", "",                                             0,              CKPT_E_FORMAT, "model.safetensors: empty file"  },
     {"notes.txt",         "hello, world",                                 12,             CKPT_E_FORMAT,
-     "notes.txt: expected a safetensors, torch_dist, torch, hdf5, mp_rank, zarr checkpoint, found "
-     "bytes "
+     "notes.txt: expected a safetensors, torch_dist, torch, hdf5, mp_rank, zarr, "
+     "rank_safetensors checkpoint, found bytes "
      "68 65 6c "
      "6c 6f "
      "2c 20 77"                                                                                                                           },

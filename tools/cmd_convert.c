@@ -19,9 +19,9 @@ typedef struct convert_opts {
         allow_unknown_objects;
 } convert_opts;
 
-enum { TO_DEFAULT, TO_SAFETENSORS, TO_TORCH_DIST, TO_TORCH, TO_HDF5, TO_MP_RANK };
-static const char *const to_names[] = {NULL,    "safetensors", "torch_dist",
-                                       "torch", "hdf5",        "mp_rank"};
+enum { TO_DEFAULT, TO_SAFETENSORS, TO_TORCH_DIST, TO_TORCH, TO_HDF5, TO_MP_RANK, TO_RANKS };
+static const char *const to_names[] = {NULL,   "safetensors", "torch_dist",      "torch",
+                                       "hdf5", "mp_rank",     "rank_safetensors"};
 enum { LAYOUT_KEEP, LAYOUT_HF, LAYOUT_MEGATRON, LAYOUT_FLA };
 static const char *const group_names[] = {NULL, "hf", "megatron", "fla"};
 enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
@@ -29,51 +29,51 @@ enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
 
 #define AT(field) offsetof(convert_opts, field)
 static const ckpt_opt rows[] = {
-    {"to",                    CKPT_OPT_CHOICE, AT(to),                    "keep|safetensors|torch_dist|torch|hdf5|mp_rank",
-     "container (default: by DST's ending, else the source's)",                                                                                                           0, 0    },
+    {"to",                    CKPT_OPT_CHOICE, AT(to),                    "keep|safetensors|torch_dist|torch|hdf5|mp_rank|ranks",
+     "container (default: by DST's ending, else the source's)",                                                                                                                 0, 0    },
     {"layout",                CKPT_OPT_CHOICE, AT(layout),                "keep|hf|megatron|fla",
-     "names and fusing of tensors (default keep)",                                                                                                                        0, 0    },
-    {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",                                              "tensor-parallel size of a sharded output",   1, 65536},
-    {"pp",                    CKPT_OPT_INT,    AT(pp),                    "N",                                              "pipeline-parallel size",                     1, 65536},
-    {"ep",                    CKPT_OPT_INT,    AT(ep),                    "N",                                              "expert-parallel size",                       1, 65536},
-    {"etp",                   CKPT_OPT_INT,    AT(etp),                   "N",                                              "expert tensor-parallel size (default: tp)",  1, 65536},
-    {"cp",                    CKPT_OPT_INT,    AT(cp),                    "N",                                              "context-parallel size",                      1, 65536},
+     "names and fusing of tensors (default keep)",                                                                                                                              0, 0    },
+    {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",                                                    "tensor-parallel size of a sharded output",   1, 65536},
+    {"pp",                    CKPT_OPT_INT,    AT(pp),                    "N",                                                    "pipeline-parallel size",                     1, 65536},
+    {"ep",                    CKPT_OPT_INT,    AT(ep),                    "N",                                                    "expert-parallel size",                       1, 65536},
+    {"etp",                   CKPT_OPT_INT,    AT(etp),                   "N",                                                    "expert tensor-parallel size (default: tp)",  1, 65536},
+    {"cp",                    CKPT_OPT_INT,    AT(cp),                    "N",                                                    "context-parallel size",                      1, 65536},
     {"kda-f-lora-rank",       CKPT_OPT_RANK,   AT(f_rank),                "R|none",
-     "rank of KDA's decay projection, by SVD; none folds it (both: --approximate)",                                                                                       0, 0    },
+     "rank of KDA's decay projection, by SVD; none folds it (both: --approximate)",                                                                                             0, 0    },
     {"kda-gate-lora-rank",    CKPT_OPT_RANK,   AT(g_rank),                "R|none",
-     "rank of KDA's output gate, by SVD; none folds it (both: --approximate)",                                                                                            0, 0    },
+     "rank of KDA's output gate, by SVD; none folds it (both: --approximate)",                                                                                                  0, 0    },
     {"norms",                 CKPT_OPT_CHOICE, AT(norms),                 "keep|fused|separate",
-     "Megatron: norms fused into the following linear layer or separate",                                                                                                 0, 0    },
+     "Megatron: norms fused into the following linear layer or separate",                                                                                                       0, 0    },
     {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "keep|bf16|f16|f32",
-     "cast floating tensors, except those that training keeps in f32",                                                                                                    0, 0    },
-    {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                             "cast those as well",                         0, 0    },
-    {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",                                           "largest weight file (default 5GB)",          0,
-     0                                                                                                                                                                            },
+     "cast floating tensors, except those that training keeps in f32",                                                                                                          0, 0    },
+    {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                                   "cast those as well",                         0, 0    },
+    {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",                                                 "largest weight file (default 5GB)",          0,
+     0                                                                                                                                                                                  },
     {"compress",              CKPT_OPT_STRING, AT(compress),              "none|shuffle-deflate[:1-9]",
-     "of an hdf5 output (default none; level 4 if not given)",                                                                                                            0, 0    },
+     "of an hdf5 output (default none; level 4 if not given)",                                                                                                                  0, 0    },
     {"optimizer",             CKPT_OPT_CHOICE, AT(optimizer),             "keep|drop",
-     "optimizer state: taken along with its parameters (default), or left out",                                                                                           0, 0    },
+     "optimizer state: taken along with its parameters (default), or left out",                                                                                                 0, 0    },
     {"include",               CKPT_OPT_LIST,   AT(include),               "GLOB",
-     "only tensors whose stored or canonical name matches; repeatable",                                                                                                   0, 0    },
-    {"exclude",               CKPT_OPT_LIST,   AT(exclude),               "GLOB",                                           "leave matching tensors out; repeatable",     0, 0    },
+     "only tensors whose stored or canonical name matches; repeatable",                                                                                                         0, 0    },
+    {"exclude",               CKPT_OPT_LIST,   AT(exclude),               "GLOB",                                                 "leave matching tensors out; repeatable",     0, 0    },
     {"rename",                CKPT_OPT_LIST,   AT(rename),                "FROM=TO",
-     "rename an output tensor; one '*' on each side; repeatable",                                                                                                         0, 0    },
-    {"map",                   CKPT_OPT_STRING, AT(map),                   "FILE",                                           "layout table in JSON",                       0, 0    },
-    {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",                                              "iteration of a save root (default: newest)", 0,
-     INT64_MAX                                                                                                                                                                    },
-    {"approximate",           CKPT_OPT_FLAG,   AT(approximate),           NULL,                                             "permit lossy steps; each is reported",       0,
-     0                                                                                                                                                                            },
+     "rename an output tensor; one '*' on each side; repeatable",                                                                                                               0, 0    },
+    {"map",                   CKPT_OPT_STRING, AT(map),                   "FILE",                                                 "layout table in JSON",                       0, 0    },
+    {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",                                                    "iteration of a save root (default: newest)", 0,
+     INT64_MAX                                                                                                                                                                          },
+    {"approximate",           CKPT_OPT_FLAG,   AT(approximate),           NULL,                                                   "permit lossy steps; each is reported",       0,
+     0                                                                                                                                                                                  },
     {"allow-unknown",         CKPT_OPT_FLAG,   AT(allow_unknown),         NULL,
-     "carry tensors the model does not have, unchanged",                                                                                                                  0, 0    },
+     "carry tensors the model does not have, unchanged",                                                                                                                        0, 0    },
     {"allow-unknown-objects", CKPT_OPT_FLAG,   AT(allow_unknown_objects), NULL,
-     "carry pickled objects of unknown classes, unread",                                                                                                                  0, 0    },
-    {"dry-run",               CKPT_OPT_FLAG,   AT(dry_run),               NULL,                                             "print the plan, write nothing",              0, 0    },
+     "carry pickled objects of unknown classes, unread",                                                                                                                        0, 0    },
+    {"dry-run",               CKPT_OPT_FLAG,   AT(dry_run),               NULL,                                                   "print the plan, write nothing",              0, 0    },
     {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,
-     "replace an existing DST after success; convert a source that contradicts its manifest",                                                                             0, 0    },
+     "replace an existing DST after success; convert a source that contradicts its manifest",                                                                                   0, 0    },
     {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,
-     "continue what a killed run left; if this one fails, leave that too",                                                                                                0, 0    },
-    {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                             "read the output back and compare digests",   0, 0    },
-    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                             NULL,                                         0, 0    },
+     "continue what a killed run left; if this one fails, leave that too",                                                                                                      0, 0    },
+    {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                                   "read the output back and compare digests",   0, 0    },
+    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                                   NULL,                                         0, 0    },
 };
 #undef AT
 
@@ -222,7 +222,7 @@ static ckpt_status choose_container(conversion *c, ckpt_err *err)
         return ckpt_fail(
             err, CKPT_E_UNSUPPORTED,
             "%s: container %s is not written by this version; choose --to safetensors, "
-            "torch_dist, mp_rank, torch or hdf5",
+            "torch_dist, mp_rank, ranks, torch or hdf5",
             c->dst_path, c->container != NULL ? c->container->name : to_names[c->o->to]);
     c->plan_opts.container = c->container;
     c->plan_opts.sharded = c->container->sharded;
