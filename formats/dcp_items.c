@@ -185,7 +185,7 @@ static ckpt_status find_in_blob(opener *o, const job *j, ckpt_pt_tensor *item)
         o->blob_at = j->at;
         o->has_blob = true;
     }
-    uint32_t at = ckpt_st_table_find(&o->blob, meta->name);
+    uint32_t at = ckpt_st_table_find(&o->blob, o->meta.entries[j->entry].fqn);
     if (at == CKPT_ST_NONE)
         return ckpt_fail(o->err, CKPT_E_FORMAT, "not in the safetensors blob at byte %llu",
                          (unsigned long long)j->at);

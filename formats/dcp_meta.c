@@ -3,8 +3,8 @@
  *   state_dict_metadata  {fqn: TensorStorageMetadata | BytesStorageMetadata}
  *   storage_data         {MetadataIndex(fqn, offset): _StorageInfo(relative_path, offset, length)}
  * Classes are recognised by name alone, because modules moved between releases and Megatron uses
- * its own subclass. Every field may be absent; planner_data, storage_meta and all_local_plans are not
- * looked at, and of Megatron's mcore_data only the shapes of flattened tensors (dcp_flat.c). MetadataIndex.index is a hint and is ignored.
+ * its own subclass. Every field may be absent; storage_meta and all_local_plans are not looked
+ * at, of planner_data only where the model's tensors lie, and of Megatron's mcore_data only the shapes of flattened tensors (dcp_flat.c). MetadataIndex.index is a hint and is ignored.
  * Source: torch-formats.md section 1. */
 #include "dcp_meta.h"
 
@@ -594,6 +594,47 @@ static ckpt_status find_shapes(reader *r)
     return CKPT_OK;
 }
 
+/* ---- planner_data ------------------------------------------------------------------------- */
+
+#define MODEL "model."
+
+static bool in_model(const ckpt_dcp_tensor *t)
+{
+    return strncmp(t->name, MODEL, sizeof MODEL - 1) == 0 && t->name[sizeof MODEL - 1] != '\0';
+}
+
+/* {fqn: path}. dcp.save({"model": model.state_dict(), ...}) gives ("model", "layers.0.weight") for
+ * "model.layers.0.weight", dcp.save(model.state_dict()) the name alone: only the path tells which
+ * "model." is the state dict's and which the parameter's own. */
+static ckpt_status strip_model(reader *r, const ckpt_pkl *node)
+{
+    ckpt_pkl *const *pairs;
+    size_t n, under = 0, inside = 0;
+    if (is_none(node) || !ckpt_pkl_pairs(node, &pairs, &n))
+        return CKPT_OK;
+    for (size_t i = 0; i < r->meta->n_tensors; i++)
+        inside += in_model(&r->meta->tensors[i]);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        const ckpt_pkl *path = pairs[i + 1];
+        const char *name = ckpt_pkl_str(pairs[i]), *top;
+        if (!name || path->kind != CKPT_PKL_TUPLE || path->n_items < 2 ||
+            !(top = ckpt_pkl_str(path->items[0])) || strcmp(top, "model") != 0 ||
+            strncmp(name, MODEL, sizeof MODEL - 1) != 0)
+            continue;
+        uint32_t *slot = table_find(r, &r->names, hash_name(name), same_name, name);
+        if (!slot)
+            return too_many_collisions(r);
+        under += *slot != 0 && r->seen_tensor[*slot - 1] != 0;
+    }
+    if (inside == 0 || under != inside)
+        return CKPT_OK;
+    r->meta->prefix = MODEL;
+    for (size_t i = 0; i < r->meta->n_tensors; i++)
+        if (in_model(&r->meta->tensors[i]))
+            r->meta->tensors[i].name += sizeof MODEL - 1;
+    return CKPT_OK;
+}
+
 /* Entries that nothing refers to keep their name for messages: copy it out of the pickle. */
 static ckpt_status keep_unused_names(reader *r)
 {
@@ -633,6 +674,7 @@ ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *aren
     CKPT_CHECK(parse_state(&r, ckpt_pkl_get(root, "state_dict_metadata")));
     CKPT_TRY(parse_mcore(&r, ckpt_pkl_get(root, "mcore_data")), "mcore_data");
     CKPT_CHECK(find_shapes(&r));
+    CKPT_CHECK(strip_model(&r, ckpt_pkl_get(root, "planner_data")));
     CKPT_CHECK(keep_unused_names(&r));
 done:
     ckpt_arena_free(&scratch);

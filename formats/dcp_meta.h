@@ -45,6 +45,9 @@ typedef struct ckpt_dcp_meta {
     size_t n_tensors;
     ckpt_dcp_bytes *objects;
     size_t n_objects;
+    /* The tensors of the state dict's member "model" lie under "model.", says planner_data: their
+     * names are given without it. */
+    const char *prefix;    /* or NULL */
     size_t n_shapes_found; /* flattened tensors whose shape is that of their parameter */
     const char **paths;    /* distinct relative paths, checked to stay below the directory */
     size_t n_paths;

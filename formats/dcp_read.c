@@ -131,6 +131,7 @@ static ckpt_status fill_tables(opener *o)
                                         .file = o->file_of_path[e->path]};
         add_job(o, m->objects[i].entry, (uint32_t)i, CKPT_DCP_OBJECT);
     }
+    src->prefix = m->prefix;
     src->n_tensors = m->n_tensors;
     src->n_objects = m->n_objects;
 done:
@@ -334,7 +335,7 @@ static int64_t common_iteration(const ckpt_source *src)
         return v;
     if (ckpt_json_int(ckpt_json_get(src->common, "total_iters"), &v) && v >= 0)
         return v;
-    return -2;
+    return src->iteration >= 0 ? src->iteration : -2;
 }
 
 static void iteration_text(char *text, size_t size, int64_t v)
@@ -391,6 +392,39 @@ static ckpt_status open_common(ckpt_source *src, bool has_file, uint32_t file, b
     }
 done:
     return status;
+}
+
+/* Megatron's torch_dcp and fsdp_dtensor have no common state: its members are objects of their own.
+ * The value of one, or NULL if there is none that can be decoded. */
+static ckpt_json *member(ckpt_source *src, const char *name)
+{
+    ckpt_arena scratch = {0};
+    ckpt_json *json = NULL;
+    ckpt_err err;
+    ckpt_pt pt;
+    for (size_t i = 0; i < src->n_objects && !json; i++) {
+        const ckpt_object *o = &src->objects[i];
+        if (strcmp(o->name, name) == 0 && !o->unknown_global &&
+            ckpt_pt_open(src, o->file, o->offset, o->length, &scratch, &pt, &err) == CKPT_OK)
+            json = ckpt_pkl_to_json(pt.root);
+    }
+    ckpt_arena_free(&scratch);
+    return json;
+}
+
+static void open_members(ckpt_source *src)
+{
+    ckpt_json *args = member(src, "args"), *iteration = member(src, "iteration");
+    int64_t v;
+    if (ckpt_json_is_object(args) && ckpt_json_get(args, "num_layers")) {
+        src->config = args;
+        src->config_kind = CKPT_CONFIG_MEGATRON;
+        args = NULL;
+        if (ckpt_json_int(iteration, &v) && v >= 0)
+            src->iteration = v;
+    }
+    ckpt_json_free(args);
+    ckpt_json_free(iteration);
 }
 
 /* config.json beside a plain DCP, as this program writes it. */
@@ -475,6 +509,8 @@ static ckpt_status open_place(opener *o, const ckpt_dcp_place *place, int64_t it
     if (has_common || is_megatron)
         src->config_kind = CKPT_CONFIG_MEGATRON;
     else
+        open_members(src);
+    if (src->config_kind == CKPT_CONFIG_NONE)
         CKPT_CHECK(open_plain_config(src, err));
     CKPT_CHECK(ckpt_dcp_settle_iteration(src, place, iteration, err));
 done:

@@ -87,6 +87,8 @@ typedef struct ckpt_source {
     ckpt_json *common;        /* decoded common state without tensors, for display; NULL if none */
     ckpt_json *metadata;      /* container-level metadata (safetensors __metadata__), or NULL */
     ckpt_config_kind config_kind;
+    const char
+        *prefix;       /* left out of the names of the weights: they are stored under it. Or NULL */
     int64_t iteration; /* -1 unknown */
     const char **warnings;
     size_t n_warnings;

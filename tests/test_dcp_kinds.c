@@ -46,6 +46,34 @@ START_TEST(open_kind_equals_the_whole_tensors)
 }
 END_TEST
 
+/* "model." is left out where planner_data says that it is the state dict's. */
+START_TEST(open_leaves_out_the_outer_model)
+{
+    static const char *const paths[] = {TORCH "dcp_fsdp2", TORCH "dcp_megatron_fsdp",
+                                        TORCH "dcp_2rank"};
+    static const char *const prefixes[] = {"model.", "model.", NULL};
+    ckpt_source src;
+    open_plain(&src, paths[_i]);
+    if (prefixes[_i])
+        ck_assert_str_eq(src.prefix, prefixes[_i]);
+    else
+        ck_assert_ptr_null(src.prefix);
+    ckpt_source_close(&src);
+}
+END_TEST
+
+START_TEST(open_megatron_fsdp_takes_args_from_the_members)
+{
+    ckpt_source src;
+    int64_t v;
+    open_plain(&src, TORCH "dcp_megatron_fsdp");
+    ck_assert_int_eq(src.config_kind, CKPT_CONFIG_MEGATRON);
+    ck_assert_int_eq(src.iteration, 12);
+    ck_assert(ckpt_json_int(ckpt_json_get(src.config, "hidden_size"), &v) && v == 4);
+    ckpt_source_close(&src);
+}
+END_TEST
+
 START_TEST(open_rank_local_metadata_says_so)
 {
     ckpt_source src;
@@ -248,6 +276,8 @@ Suite *suite_dcp_kinds(void)
     Suite *s = suite_create("dcp_kinds");
     TCase *t = make_case(s, "golden", 30);
     tcase_add_loop_test(t, open_kind_equals_the_whole_tensors, 0, COUNT(golden));
+    tcase_add_loop_test(t, open_leaves_out_the_outer_model, 0, 3);
+    tcase_add_test(t, open_megatron_fsdp_takes_args_from_the_members);
     tcase_add_test(t, open_rank_local_metadata_says_so);
 
     t = make_case(s, "flattened", 60);

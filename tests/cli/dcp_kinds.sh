@@ -20,3 +20,13 @@ rc 0 inspect $t/mcore_flat_lost; err '6 flattened optimizer tensors without mcor
 rc 0 inspect $t/mcore_zarr; out '^container +zarr$'; out '^iteration +30$'
 rc 0 inspect mcore_zarr.dist --common; out '"hidden_size": 4'; out '"iteration": 30'
 rc 4 inspect $t/dcp_rank_local; one_line; err 'rank-local metadata \(__0.metadata\)'
+# FSDP2's {"model": ..., "optim": ...}: the names bind, the optimizer goes along.
+rc 0 inspect $t/dcp_fsdp2; out '^layout +hf:llama$'; out '^container +torch_dist$'
+rc 0 verify $t/dcp_fsdp2
+rc 0 convert $t/dcp_fsdp2 llama --to safetensors --layout hf --verify; out '60 of optimizer state'
+mkdir e; cp $t/dcp_fsdp2.expected.safetensors e/model.safetensors; cp $t/dcp_fsdp2/config.json e
+rc 0 diff llama e; no_out 'differ'
+rc 0 convert llama fsdp --to torch_dist --layout hf
+rc 0 diff $t/dcp_fsdp2 fsdp; no_out 'differ'
+# Megatron's fsdp_dtensor: the members of the state dict are objects of their own.
+rc 0 inspect $t/dcp_megatron_fsdp --common; out '^iteration +12$'; out 'opt_param_scheduler.max_lr'

@@ -128,7 +128,7 @@ def run_fsdp2(out):
     dcp.save({"model": weights, "optim": optim}, checkpoint_id=out)
     if dist.get_rank() == 0:
         config.save_pretrained(out)
-    full = {"model." + k: v for k, v in weights.items()}
+    full = dict(weights)  # ckpt gives the names without the outer "model."
     for name, moments in optim["state"].items():
         for kind, t in moments.items():
             full[f"optim.state.{name}.{kind}"] = t
@@ -167,7 +167,7 @@ def run_megatron(out):
         "num_floating_point_operations_so_far": 123,
     }
     dcp.save(sd, storage_writer=dcp.FileSystemWriter(out))
-    full = {"model." + k: t for k, (t, _) in weights.items()}
+    full = {k: t for k, (t, _) in weights.items()}
     full |= {f"optimizer.state.{k}.exp_avg": t + 0.5 for k, (t, _) in weights.items()}
     full["rng_state.(0, 0).0.torch_rng_state"] = rng[0]["torch_rng_state"]
     full["rng_state.(0, 0).0.rng_tracker_states.model-parallel-rng"] = rng[0][
