@@ -5,8 +5,9 @@
  * mixers and channel mixers apart: a hybrid model has one of them a layer, a GPT model one of each.
  *
  * Choices: kda fused (decay and output gate inside in_proj, where neither is low rank) or split; TE
- * models fuse norms into the linear that follows, local ones keep modules: attn_norms, gdn_norms,
- * mamba_norms, mlp_norms, latent_norms; shards=single is how checkpoints written with
+ * models fuse norms into the linear that follows, local ones keep modules, whose keys Megatron-Core
+ * 0.16 maps to the fused spelling in GPT models (before MoE, too): attn_norms, gdn_norms, mamba_norms,
+ * mlp_norms, moe_norms, latent_norms; shards=single is how checkpoints written with
  * singleton_local_shards name the parts of gated layers and experts. From the configuration follow
  * mlp (gated or plain), attn (gated or plain) and norms: where norm weights are stored minus one,
  * the gated output norms of GDN and KDA are, too, although their canonical values are plain. */
@@ -133,7 +134,8 @@
     X("mlp.up.weight",                "mlp.linear_fc1.weight_v",                         "F@tp | H", "mlp=gated shards=single") \
     X("mlp.down.weight",              "mlp.linear_fc2.weight",                           "H | F@tp", "") \
     \
-    X("moe.norm.weight",              "pre_mlp_layernorm.weight",                        "H", "") \
+    X("moe.norm.weight",              "pre_mlp_layernorm.weight",                        "H", "moe_norms=separate") \
+    X("moe.norm.weight",              "mlp.linear_fc1.layer_norm_weight",                "H", "moe_norms=fused") \
     X("moe.router.weight",            "mlp.router.weight",                               "E | H", "") \
     X("moe.router.bias",              "mlp.router.expert_bias",                          "E", "") \
     X("moe.experts.{e}.up.weight",    "mlp.experts.experts.linear_fc1.weight",           "E=e@ep | FE@etp | H", "mlp=plain shards=joint") \
@@ -182,7 +184,7 @@
 
 #define MEGATRON_DEFAULT_TAGS                                                                      \
     "kda=fused,latent_norms=fused,mlp_norms=fused,attn_norms=fused,gdn_norms=fused,"               \
-    "mamba_norms=fused,shards=joint"
+    "mamba_norms=fused,moe_norms=separate,shards=joint"
 
 extern const char *const ckpt_megatron_ignored[];
 /* mlp, attn and norms of a canonical configuration. */
