@@ -180,7 +180,7 @@ static void scale_values(const ckpt_derived *d, const float *scale, int64_t band
     }
 }
 
-enum { STEP = 4096 }; /* elements at a time */
+enum { STEP = 32768 }; /* elements at a time */
 
 /* Elements [at, at+n) as BF16; work holds STEP F8 values and STEP floats. */
 static ckpt_status dequantise(ckpt_source *src, const ckpt_derived *d, const float *scale,

@@ -28,6 +28,7 @@ static const fixture fixtures[] = {
     {"qwen2_tiny",           "hf:qwen2",          "*-*-",     0, "",                                      27 },
     {"qwen3_tiny",           "hf:qwen3",          "*-*-",     0, "",                                      24 },
     {"qwen3_moe_tiny",       "hf:qwen3_moe",      "*E*-*E*E", 0, "experts=each",                          77 },
+    {"qwen3_moe_joint_tiny", "hf:qwen3_moe",      "*E*E",     0, "experts=joint",                         45 },
     {"moonlight_tiny",       "hf:deepseek_v3",    "+-+E+E+E", 0, "experts=each",                          85 },
     {"deepseek_mtp_tiny",    "hf:deepseek_v3",    "+-+E+E",   1, "experts=each,mtp_copies=stored",        71 },
     {"bailing_hybrid_tiny",  "hf:bailing_hybrid", "K-+E",     0, "a_log=1d,kda_out=dense,experts=each",   48 },
@@ -372,6 +373,90 @@ START_TEST(dialect_refuses_a_model_it_cannot_say)
 }
 END_TEST
 
+/* ---- any value in any field ------------------------------------------------------------------- */
+
+static const char *const odd[] = {
+    "null",
+    "true",
+    "false",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "0.5",
+    "1e300",
+    "\"\"",
+    "\"x\"",
+    "[]",
+    "{}",
+    "[null]",
+    "[0]",
+    "[[1]]",
+    "[9,9]",
+    "{\"rope_type\":\"yarn\",\"factor\":2}",
+    "{\"type\":\"llama3\"}",
+    "{\"layers\":[0]}",
+};
+
+/* One changed configuration: refused in one line, or read into something that is stable when it is
+ * written over that configuration and from nothing. */
+static int try_mutant(const ckpt_layout *layout, const ckpt_json *j)
+{
+    ckpt_err err = {0};
+    ckpt_json *canon = ckpt_json_new_object();
+    ckpt_status status = layout->config_read(j, canon, &err);
+    if (status != CKPT_OK) {
+        ck_assert(status == CKPT_E_FORMAT || status == CKPT_E_UNSUPPORTED);
+        ck_assert(err.text[0] != '\0' && strchr(err.text, '\n') == NULL);
+    }
+    for (int own = 0; own < 2 && status == CKPT_OK; own++) {
+        ckpt_json *out = NULL, *back = ckpt_json_new_object();
+        ckpt_status written = layout->config_write(canon, own ? j : NULL, NULL, &out, &err);
+        if (written == CKPT_OK) {
+            ck_assert_msg(layout->config_read(out, back, &err) == CKPT_OK, "%s", err.text);
+            expect_equal(layout->name, canon, back);
+            if (own && layout->claims(j) > 0)
+                expect_equal(layout->name, j, out);
+        } else { /* a size that only the tensors know */
+            ck_assert_msg(written == CKPT_E_UNSUPPORTED && strstr(err.text, "not known") != NULL,
+                          "%s", err.text);
+        }
+        ckpt_json_free(back);
+        ckpt_json_free(out);
+    }
+    ckpt_json_free(canon);
+    return status == CKPT_OK;
+}
+
+static int mutate(const ckpt_layout *layout, const ckpt_json *root, const char *prefix)
+{
+    int read = 0;
+    const ckpt_json *object = prefix[0] != '\0' ? ckpt_json_get(root, prefix) : root;
+    for (const ckpt_json *c = ckpt_json_child(object); c != NULL; c = ckpt_json_next(c))
+        for (size_t v = 0; v < sizeof odd / sizeof odd[0]; v++) {
+            ckpt_json *copy = ckpt_json_dup(root), *value = NULL;
+            ckpt_err err = {0};
+            ck_assert_int_eq(ckpt_json_parse(odd[v], strlen(odd[v]), &value, &err), CKPT_OK);
+            ck_assert(ckpt_json_set(prefix[0] != '\0' ? ckpt_json_get(copy, prefix) : copy,
+                                    ckpt_json_key(c), value));
+            read += try_mutant(layout, copy);
+            ckpt_json_free(copy);
+        }
+    return read;
+}
+
+START_TEST(any_value_in_any_field_is_refused_or_stable)
+{
+    const fixture *f = &fixtures[_i];
+    ckpt_json *config = config_of(f->name);
+    int read = mutate(layout_named(f->layout), config, "");
+    read += mutate(layout_named(f->layout), config, "rope_parameters");
+    read += mutate(layout_named(f->layout), config, "attn");
+    ck_assert_int_gt(read, 50);
+    ckpt_json_free(config);
+}
+END_TEST
+
 #define COUNT(a) (int)(sizeof(a) / sizeof(a)[0])
 
 Suite *suite_hf(void);
@@ -389,6 +474,7 @@ Suite *suite_hf(void)
     tcase_add_loop_test(t, configuration_is_written_over_another_model, 0, 4);
     tcase_add_loop_test(t, variant_is_read_as_expected, 0, COUNT(variants));
     tcase_add_loop_test(t, refusal_names_the_field, 0, COUNT(refusals));
+    tcase_add_loop_test(t, any_value_in_any_field_is_refused_or_stable, 0, N_FIXTURES);
     tcase_add_loop_test(t, dialect_refuses_a_model_it_cannot_say, 0, COUNT(foreign));
     suite_add_tcase(s, t);
     return s;

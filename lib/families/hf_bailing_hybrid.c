@@ -295,7 +295,7 @@ static ckpt_status write_rest(const ckpt_field_write *w, ckpt_err *err)
             CKPT_CHECK(ckpt_field_put(w->out, "layer_types", ckpt_json_new_array(), err));
         CKPT_CHECK(ckpt_hf_types_write(w, &mixer_types, 0, layers, err));
         CKPT_CHECK(ckpt_hf_types_write(w, &mlp_types, 1, layers, err));
-        CKPT_CHECK(ckpt_hf_dense_first_write(w, layers, err));
+        CKPT_CHECK(ckpt_hf_dense_first_write(w, err));
     }
     if (ckpt_field_applies(w->canon, "K"))
         CKPT_CHECK(write_kda(w, err));

@@ -110,7 +110,7 @@ static ckpt_status write_rest(const ckpt_field_write *w, ckpt_err *err)
     int64_t layers;
     ckpt_status status;
     CKPT_CHECK(ckpt_hf_layers_write(w, &stack, &layers, err));
-    CKPT_CHECK(ckpt_hf_dense_first_write(w, layers, err));
+    CKPT_CHECK(ckpt_hf_dense_first_write(w, err));
     CKPT_CHECK(ckpt_hf_rope_write(w, &rope, err));
     if (ckpt_field_applies(w->canon, "E")) {
         CKPT_CHECK(ckpt_hf_shared_write(w, NAME, SHARED, err));

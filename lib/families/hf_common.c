@@ -157,10 +157,10 @@ done:
     return status;
 }
 
-ckpt_status ckpt_hf_dense_first_write(const ckpt_field_write *w, int64_t layers, ckpt_err *err)
+ckpt_status ckpt_hf_dense_first_write(const ckpt_field_write *w, ckpt_err *err)
 {
     const char *pattern = pattern_of(w);
-    int64_t dense = 0;
+    int64_t dense = 0, layers = (int64_t)(strlen(pattern) / 2);
     if (!ckpt_field_changed(w, "pattern"))
         return CKPT_OK;
     while (dense < layers && pattern[2 * dense + 1] == '-')

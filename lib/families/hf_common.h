@@ -67,8 +67,8 @@ ckpt_status ckpt_hf_types_write(const ckpt_field_write *w, const ckpt_hf_types *
 /* first_k_dense_replace: dense layers first (`absent` of them if the field is missing). */
 ckpt_status ckpt_hf_dense_first_read(const ckpt_json *stored, int64_t absent, ckpt_hf_layers *x,
                                      ckpt_err *err) CKPT_MUST_USE;
-ckpt_status ckpt_hf_dense_first_write(const ckpt_field_write *w, int64_t layers,
-                                      ckpt_err *err) CKPT_MUST_USE;
+/* Layers of multi-token prediction count on, so they follow the same rule. */
+ckpt_status ckpt_hf_dense_first_write(const ckpt_field_write *w, ckpt_err *err) CKPT_MUST_USE;
 /* mlp_only_layers (0-based) and decoder_sparse_step, as the Qwen models have them. */
 ckpt_status ckpt_hf_sparse_step_read(const ckpt_json *stored, ckpt_hf_layers *x,
                                      ckpt_err *err) CKPT_MUST_USE;

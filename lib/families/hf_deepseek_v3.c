@@ -112,7 +112,7 @@ static ckpt_status write_rest(const ckpt_field_write *w, ckpt_err *err)
     int64_t layers;
     ckpt_status status;
     CKPT_CHECK(ckpt_hf_layers_write(w, &stack, &layers, err));
-    CKPT_CHECK(ckpt_hf_dense_first_write(w, layers, err));
+    CKPT_CHECK(ckpt_hf_dense_first_write(w, err));
     if (ckpt_json_get(w->canon, "mla_gate") != NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, NAME " has no MLA output gate (mla_gate)");
     CKPT_CHECK(ckpt_hf_mla_write(w, err));

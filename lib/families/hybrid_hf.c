@@ -276,7 +276,7 @@ static ckpt_status write_pattern(const ckpt_field_write *w, ckpt_err *err)
     CKPT_CHECK(ckpt_hybrid_layers(NAME, pattern, "K+", "-E", &layers, err));
     if (!ckpt_field_changed(w, "pattern"))
         return CKPT_OK;
-    CKPT_CHECK(ckpt_hf_dense_first_write(w, layers, err));
+    CKPT_CHECK(ckpt_hf_dense_first_write(w, err));
     CKPT_CHECK(ckpt_field_put(w->out, "num_hidden_layers", ckpt_json_new_int(layers), err));
     CKPT_CHECK(ckpt_field_put(w->out, LISTS ".kda_layers", layer_list(pattern, layers, 'K'), err));
     CKPT_CHECK(

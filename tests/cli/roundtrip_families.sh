@@ -22,12 +22,12 @@ start() {
         if [ "$1" = qwen3_next_mtp_tiny ]; then # the depth gets a field that says so
             grep -q '"num_nextn_predict_layers": 1' h/config.json || fail "no depth in config.json"
         fi
-        [ $failures -eq 0 ]
+        [ "${failures:-0}" -eq 0 ]
     ) >"$1.log" 2>&1 &
     started+=("$! $1")
 }
 started=()
-for name in kimi_linear moonlight deepseek_mtp qwen3_next qwen3_moe bailing_hybrid bailing_moe; do
+for name in kimi_linear moonlight deepseek_mtp qwen3_next qwen3_moe qwen3_moe_joint bailing_hybrid bailing_moe; do
     start ${name}_tiny moe
 done
 start qwen3_next_mtp_tiny moe new_config

@@ -85,6 +85,15 @@ def qwen3_moe(out, name):
     save(out, name, build(tf.Qwen3MoeForCausalLM, c), torch.bfloat16)
 
 
+def qwen3_moe_joint(out, name):
+    """A state dict as it is in memory: experts in one three-dimensional parameter each."""
+    c = tf.Qwen3MoeConfig(**BASE, num_key_value_heads=2, head_dim=16, moe_intermediate_size=24,
+                          num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)
+    model = build(tf.Qwen3MoeForCausalLM, c).to(torch.bfloat16)
+    c.architectures, c.dtype = ["Qwen3MoeForCausalLM"], torch.bfloat16
+    write(out, name, c.to_diff_dict(), {k: v.contiguous() for k, v in model.state_dict().items()})
+
+
 def llama3(out, name):
     scaling = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=8192, rope_theta=500000.0)
@@ -277,7 +286,8 @@ def arcee_kda(out, name):
         attn=dict(layers=[3]), initializer_range=0.02, tie_word_embeddings=False, dtype="bfloat16"), t)
 
 
-MODELS = dict(qwen2_tiny=qwen2, qwen3_tiny=qwen3, qwen3_moe_tiny=qwen3_moe, llama3_tiny=llama3,
+MODELS = dict(qwen2_tiny=qwen2, qwen3_tiny=qwen3, qwen3_moe_tiny=qwen3_moe,
+              qwen3_moe_joint_tiny=qwen3_moe_joint, llama3_tiny=llama3,
               moonlight_tiny=moonlight, bailing_hybrid_tiny=bailing_hybrid, qwen3_5_tiny=qwen3_5,
               deepseek_mtp_tiny=deepseek_mtp, qwen3_next_mtp_tiny=qwen3_next_mtp,
               deepseek_fp8_tiny=deepseek_fp8,
