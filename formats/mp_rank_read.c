@@ -185,7 +185,8 @@ static ckpt_status keep_box(ckpt_mp_reader *r, const ckpt_mp_param *p, const cha
         return status;
     ckpt_mp_box *b = &r->boxes[r->n_boxes++];
     size_t n = p->place.head_len;
-    *b = (ckpt_mp_box){.piece = *piece, .layer = p->place.layer, .chunk = p->chunk};
+    *b = (ckpt_mp_box){
+        .piece = *piece, .layer = p->place.layer, .chunk = p->chunk, .state = p->state};
     if (n >= 16 && memcmp(p->place.head + n - 16, "mtp_model_layer.", 16) == 0) {
         /* on disk the GPT module has its older name; a hybrid one goes on with "layers." */
         n -= 16;
@@ -514,21 +515,19 @@ done:
 
 /* ---- one rank --------------------------------------------------------------------------------- */
 
-static const ckpt_pkl *model_chunk(const ckpt_pkl *root, int v)
+const ckpt_pkl *ckpt_mp_model(const ckpt_pkl *root, int v)
 {
     char key[24];
     snprintf(key, sizeof key, "model%d", v);
-    return ckpt_pkl_get(root, key);
+    const ckpt_pkl *chunk = ckpt_pkl_get(root, key);
+    return chunk == NULL && v == 0 ? ckpt_pkl_get(root, "model") : chunk;
 }
 
 static ckpt_status count_chunks(ckpt_mp_reader *r, const ckpt_pkl *root, ckpt_err *err)
 {
     int vpp = 0;
-    if (ckpt_pkl_get(root, "model") != NULL)
-        vpp = 1;
-    else
-        while (vpp < CKPT_MP_MAX_CHUNKS && model_chunk(root, vpp) != NULL)
-            vpp++;
+    while (vpp < CKPT_MP_MAX_CHUNKS && ckpt_mp_model(root, vpp) != NULL)
+        vpp++;
     if (vpp == 0)
         return ckpt_fail(err, CKPT_E_FORMAT, "neither 'model' nor 'model0'");
     if (r->vpp != 0 && r->vpp != vpp)
@@ -642,10 +641,8 @@ static ckpt_status read_rank(ckpt_mp_reader *r, ckpt_mp_file *f, ckpt_err *err)
     ckpt_status status = CKPT_OK;
     CKPT_CHECK(count_chunks(r, f->pt.root, err));
     for (int v = 0; v < r->vpp; v++) {
-        const ckpt_pkl *dict = model_chunk(f->pt.root, v);
-        if (dict == NULL)
-            dict = ckpt_pkl_get(f->pt.root, "model");
-        CKPT_CHECK(read_chunk(r, f, dict, v * r->mesh.pp + f->dir->pp, err));
+        CKPT_CHECK(
+            read_chunk(r, f, ckpt_mp_model(f->pt.root, v), v * r->mesh.pp + f->dir->pp, err));
     }
     CKPT_CHECK(ckpt_mp_optimizer(r, f, err));
     CKPT_CHECK(flag_unknown(r, f, err));
@@ -739,6 +736,8 @@ static ckpt_status number_layers(ckpt_mp_reader *r, ckpt_join *join, ckpt_err *e
     for (size_t i = 0; i < r->n_boxes; i++) {
         ckpt_mp_box *b = &r->boxes[i];
         const char *name;
+        if (b->state && r->src->no_optimizer != NULL)
+            continue; /* some rank's could not be read */
         if (b->layer >= 0 && stacked)
             CKPT_CHECK(prepend(&b->piece, first[b->chunk] + b->layer, layers, err));
         if (b->layer >= 0 && !stacked)

@@ -17,6 +17,7 @@ typedef struct ckpt_mp_box {
     const char *head, *tail; /* of the stored name, around the layer number */
     int64_t layer;           /* -1: none */
     int chunk;
+    bool state; /* of the optimizer */
 } ckpt_mp_box;
 
 /* One opened rank. */
@@ -36,6 +37,7 @@ typedef struct ckpt_mp_param {
     ckpt_pt_tensor t;
     uint32_t file;
     int chunk;
+    bool state;
     /* set by ckpt_mp_add */
     ckpt_rank_place place;
     const ckpt_rank_rule *rule;
@@ -62,6 +64,8 @@ typedef struct ckpt_mp_reader {
 
 /* Place one parameter: its boxes wait in r->boxes. */
 ckpt_status ckpt_mp_add(ckpt_mp_reader *r, ckpt_mp_param *p, ckpt_err *err) CKPT_MUST_USE;
+/* Model chunk v of a rank's dictionary, NULL if there is none. */
+const ckpt_pkl *ckpt_mp_model(const ckpt_pkl *root, int v);
 /* Optimizer state inside the rank's dictionary, or the reason why it is not read. */
 ckpt_status ckpt_mp_optimizer(ckpt_mp_reader *r, const ckpt_mp_file *f,
                               ckpt_err *err) CKPT_MUST_USE;

@@ -111,12 +111,243 @@ done:
 
 /* ---- optimizer -------------------------------------------------------------------------------- */
 
+/* State dictionaries number parameters and do not name them. The numbers follow from how
+ * get_megatron_optimizer makes its groups: named_parameters of the model chunks in order, split by
+ * weight decay (none for vectors and biases) and, with expert parallelism, experts apart. A rank's
+ * state dict lists parameters in that order too. Taken as proved when every group has exactly as
+ * many parameters as it should and every state has its parameter's shape. */
+typedef struct parameter {
+    ckpt_mp_param p;
+    bool vector, expert, half;
+} parameter;
+
+typedef struct parameters {
+    parameter *list;
+    size_t n;
+    ckpt_arena *arena;
+    ckpt_err *err;
+} parameters;
+
+static ckpt_status fail(const parameters *ps, const char *why)
+{
+    return ckpt_fail(ps->err, CKPT_E_UNSUPPORTED, "%s", why);
+}
+
+static bool is_buffer(const char *name)
+{
+    static const char *const tails[] = {"._extra_state", ".router.expert_bias", ".router.qb_beta"};
+    size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof tails / sizeof tails[0]; i++)
+        if (n >= strlen(tails[i]) && strcmp(name + n - strlen(tails[i]), tails[i]) == 0)
+            return true;
+    return false;
+}
+
+static ckpt_status tensor_of(const parameters *ps, const ckpt_mp_file *f, const ckpt_pkl *node,
+                             ckpt_pt_tensor *t)
+{
+    bool is_tensor;
+    const char *what;
+    ckpt_status status = ckpt_pt_tensor_of(&f->pt, node, f->arena, t, &is_tensor, &what, ps->err);
+    if (status == CKPT_OK && !is_tensor)
+        status = fail(ps, "a state that is no tensor");
+    return status;
+}
+
+static ckpt_status add_parameters(ckpt_mp_reader *r, const ckpt_mp_file *f, const ckpt_pkl *dict,
+                                  int chunk, parameters *ps)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_pkl *const *pairs;
+    size_t n;
+    if (!ckpt_pkl_pairs(dict, &pairs, &n))
+        return fail(ps, "no model");
+    parameter *grown = ckpt_arena_array(ps->arena, ps->n + n / 2 + 1, sizeof *grown);
+    if (grown == NULL)
+        return ckpt_fail(ps->err, CKPT_E_NOMEM, "out of memory");
+    if (ps->n > 0)
+        memcpy(grown, ps->list, ps->n * sizeof *grown);
+    ps->list = grown;
+    for (size_t i = 0; i + 1 < n && status == CKPT_OK; i += 2) {
+        const char *name = ckpt_pkl_str(pairs[i]);
+        if (name == NULL || is_buffer(name))
+            continue;
+        parameter *q = &ps->list[ps->n++];
+        q->p = (ckpt_mp_param){
+            .name = name, .dict = dict, .dir = f->dir, .file = f->file, .chunk = chunk};
+        status = tensor_of(ps, f, pairs[i + 1], &q->p.t);
+        size_t len = strlen(name);
+        q->vector = q->p.t.rank == 1 || (len > 5 && strcmp(name + len - 5, ".bias") == 0);
+        q->half = q->p.t.dtype == CKPT_BF16 || q->p.t.dtype == CKPT_F16;
+        q->expert = r->mesh.ep > 1 && strstr(name, ".mlp.experts.") != NULL;
+    }
+    return status;
+}
+
+/* A state tensor of a parameter goes where the parameter goes. */
+static ckpt_status add_state(ckpt_mp_reader *r, const ckpt_mp_file *f, const parameters *ps,
+                             const parameter *q, const char *state, const ckpt_pkl *node)
+{
+    ckpt_mp_param p = q->p;
+    ckpt_status status = tensor_of(ps, f, node, &p.t);
+    if (status != CKPT_OK)
+        return status;
+    if (p.t.rank != q->p.t.rank ||
+        memcmp(p.t.dims, q->p.t.dims, (size_t)p.t.rank * sizeof *p.t.dims) != 0)
+        return ckpt_fail(ps->err, CKPT_E_UNSUPPORTED,
+                         "%s number by number does not have the shapes of the parameters ('%s')",
+                         state, q->p.name);
+    p.prefix = ckpt_arena_printf(&r->src->arena, "optimizer.state.%s.", state);
+    p.state = true;
+    return p.prefix != NULL ? ckpt_mp_add(r, &p, ps->err)
+                            : ckpt_fail(ps->err, CKPT_E_NOMEM, "out of memory");
+}
+
+static const ckpt_pkl *state_of(const ckpt_pkl *state, int64_t number)
+{
+    ckpt_pkl *const *pairs;
+    size_t n;
+    int64_t key;
+    if (!ckpt_pkl_pairs(state, &pairs, &n))
+        return NULL;
+    /* numbers ascend in what torch writes: look where one is expected before searching */
+    if (number >= 0 && (size_t)number < n / 2 && ckpt_pkl_int(pairs[2 * number], &key) &&
+        key == number)
+        return pairs[2 * number + 1];
+    for (size_t i = 0; i + 1 < n; i += 2)
+        if (ckpt_pkl_int(pairs[i], &key) && key == number)
+            return pairs[i + 1];
+    return NULL;
+}
+
+static ckpt_status add_states(ckpt_mp_reader *r, const ckpt_mp_file *f, const parameters *ps,
+                              const parameter *q, const ckpt_pkl *states)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_pkl *const *pairs;
+    size_t n;
+    if (states == NULL || !ckpt_pkl_pairs(states, &pairs, &n))
+        return ckpt_fail(ps->err, CKPT_E_UNSUPPORTED, "'%s' has no state", q->p.name);
+    for (size_t i = 0; i + 1 < n && status == CKPT_OK; i += 2) {
+        const char *key = ckpt_pkl_str(pairs[i]);
+        if (key != NULL && strcmp(key, "step") != 0)
+            status = add_state(r, f, ps, q, key, pairs[i + 1]);
+    }
+    return status;
+}
+
+typedef struct group {
+    const ckpt_pkl *params, *masters;
+    bool expert, decay;
+} group;
+
+static ckpt_status read_group(const parameters *ps, const ckpt_pkl *node, group *g)
+{
+    const ckpt_pkl *mult = ckpt_pkl_get(node, "wd_mult");
+    const ckpt_pkl *expert = ckpt_pkl_get(node, "is_expert_parallel");
+    const ckpt_pkl *decoupled = ckpt_pkl_get(node, "is_decoupled_lr");
+    *g = (group){.params = ckpt_pkl_get(node, "params")};
+    if (mult == NULL || g->params == NULL || g->params->kind != CKPT_PKL_LIST)
+        return fail(ps, "a parameter group without params or wd_mult");
+    if (decoupled != NULL && decoupled->kind == CKPT_PKL_BOOL && decoupled->b)
+        return fail(ps, "parameter groups with a decoupled learning rate");
+    g->decay = mult->kind == CKPT_PKL_FLOAT ? mult->f != 0 : mult->i != 0;
+    g->expert = expert != NULL && expert->kind == CKPT_PKL_BOOL && expert->b;
+    return CKPT_OK;
+}
+
+static ckpt_status add_group(ckpt_mp_reader *r, const ckpt_mp_file *f, const parameters *ps,
+                             const group *g, const ckpt_pkl *state)
+{
+    ckpt_status status = CKPT_OK;
+    size_t at = 0, halves = 0;
+    for (size_t i = 0; i < ps->n && status == CKPT_OK; i++) {
+        const parameter *q = &ps->list[i];
+        int64_t number;
+        if (q->vector == g->decay || q->expert != g->expert)
+            continue;
+        if (at == g->params->n_items || !ckpt_pkl_int(g->params->items[at], &number))
+            return ckpt_fail(ps->err, CKPT_E_UNSUPPORTED,
+                             "a group of %zu parameters is too small for the model's",
+                             g->params->n_items);
+        at++;
+        status = add_states(r, f, ps, q, state_of(state, number));
+        if (status != CKPT_OK || g->masters == NULL || !q->half)
+            continue;
+        if (halves == g->masters->n_items)
+            return fail(ps, "fewer master weights than parameters");
+        status = add_state(r, f, ps, q, "fp32_param", g->masters->items[halves++]);
+    }
+    if (status == CKPT_OK && at != g->params->n_items)
+        return ckpt_fail(ps->err, CKPT_E_UNSUPPORTED,
+                         "a group of %zu parameters, the model has %zu of its kind",
+                         g->params->n_items, at);
+    return status;
+}
+
+/* One optimizer: torch's own state dict, inside Megatron's if there are master weights. */
+static ckpt_status add_optimizer(ckpt_mp_reader *r, const ckpt_mp_file *f, const parameters *ps,
+                                 const ckpt_pkl *optimizer, bool seen[4])
+{
+    ckpt_status status = CKPT_OK;
+    const ckpt_pkl *inner = ckpt_pkl_get(optimizer, "optimizer");
+    const ckpt_pkl *masters = ckpt_pkl_get(optimizer, "fp32_from_fp16_params");
+    if (inner == NULL)
+        inner = optimizer;
+    const ckpt_pkl *state = ckpt_pkl_get(inner, "state");
+    const ckpt_pkl *groups = ckpt_pkl_get(inner, "param_groups");
+    if (state == NULL || groups == NULL || groups->kind != CKPT_PKL_LIST)
+        return fail(ps, "neither state nor param_groups");
+    if (masters != NULL && (masters->kind != CKPT_PKL_LIST || masters->n_items != groups->n_items))
+        return fail(ps, "master weights of another number of groups");
+    for (size_t i = 0; i < groups->n_items && status == CKPT_OK; i++) {
+        group g;
+        status = read_group(ps, groups->items[i], &g);
+        if (status != CKPT_OK)
+            break;
+        bool *again = &seen[g.expert * 2 + g.decay];
+        if (*again)
+            return fail(ps, "two parameter groups of one kind");
+        *again = true;
+        g.masters = masters != NULL ? masters->items[i] : NULL;
+        if (g.masters != NULL && g.masters->kind != CKPT_PKL_LIST)
+            return fail(ps, "master weights that are no list");
+        status = add_group(r, f, ps, &g, state);
+    }
+    return status;
+}
+
+static ckpt_status add_optimizers(ckpt_mp_reader *r, const ckpt_mp_file *f,
+                                  const ckpt_pkl *optimizer, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    parameters ps = {.arena = f->arena, .err = err};
+    bool seen[4] = {false};
+    for (int v = 0; v < r->vpp && status == CKPT_OK; v++)
+        status =
+            add_parameters(r, f, ckpt_mp_model(f->pt.root, v), v * r->mesh.pp + f->dir->pp, &ps);
+    if (status != CKPT_OK)
+        return status;
+    if (optimizer->kind != CKPT_PKL_LIST) /* else chained: dense parameters and experts */
+        return add_optimizer(r, f, &ps, optimizer, seen);
+    for (size_t i = 0; i < optimizer->n_items && status == CKPT_OK; i++)
+        status = add_optimizer(r, f, &ps, optimizer->items[i], seen);
+    return status;
+}
+
 ckpt_status ckpt_mp_optimizer(ckpt_mp_reader *r, const ckpt_mp_file *f, ckpt_err *err)
 {
     const ckpt_pkl *optimizer = ckpt_pkl_get(f->pt.root, "optimizer");
-    if (optimizer == NULL || r->src->no_optimizer != NULL)
+    ckpt_err why = {0};
+    if (optimizer == NULL || optimizer->kind == CKPT_PKL_NONE || r->src->no_optimizer != NULL)
         return CKPT_OK;
+    ckpt_status status = add_optimizers(r, f, optimizer, &why);
+    if (status == CKPT_OK)
+        return CKPT_OK;
+    if (status == CKPT_E_NOMEM || status == CKPT_E_IO || status == CKPT_E_INTERRUPTED)
+        return ckpt_fail(err, status, "optimizer: %s", why.text);
     r->src->no_optimizer = ckpt_arena_printf(
-        &r->src->arena, "%s: optimizer state of the torch format is not read yet", f->dir->name);
+        &r->src->arena, "%s: optimizer state cannot be matched with the parameters: %s",
+        f->dir->name, why.text);
     return r->src->no_optimizer != NULL ? CKPT_OK : ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
 }

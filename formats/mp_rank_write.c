@@ -226,7 +226,7 @@ static bool find_stage(const ckpt_mp_stages *s, int64_t layer, int pp, int *v, i
 
 /* Tensors outside the decoder's layers: on the first or the last stage, some on both. */
 static ckpt_status put_outside(writer *w, const ckpt_mp_dir *d, uint32_t tensor, uint32_t chunk,
-                               int order)
+                               int order, const char *inner)
 {
     const char *name = w->out->tensors[tensor].name;
     ckpt_status status = CKPT_OK;
@@ -235,7 +235,7 @@ static ckpt_status put_outside(writer *w, const ckpt_mp_dir *d, uint32_t tensor,
     bool first = d->pp == 0, last = d->pp == w->stages.pp - 1, both = w->stages.pp > 1;
     const known *k = &w->known[tensor];
     const char *own =
-        ckpt_arena_printf(w->arena, "%.*s%s", (int)k->place.head_len, k->place.head, k->memory);
+        ckpt_arena_printf(w->arena, "%.*s%s", (int)k->place.head_len, k->place.head, inner);
     if (embedding ? first : last)
         CKPT_CHECK(put_entry(w, own, embedding ? 0 : w->stages.vpp - 1, order, tensor, chunk));
     if (embedding && both && last && w->mtp)
@@ -267,14 +267,14 @@ static ckpt_status put_chunk(writer *w, const ckpt_mp_dir *d, uint32_t tensor, u
         e = c->lo[k->stacked] % own;
     }
     int order = k->gather ? (int)part : k->part != NULL ? k->part_order : half;
-    if (layer < 0)
-        return put_outside(w, d, tensor, chunk, order);
-    if (!find_stage(&w->stages, layer, d->pp, &v, &local))
-        return CKPT_OK;
     ckpt_index at = {.l = -1, .j = -1, .e = e};
     const char *inner = ckpt_pattern_format(w->arena, k->memory, NULL, &at);
     if (inner == NULL)
         return no_memory(w);
+    if (layer < 0)
+        return put_outside(w, d, tensor, chunk, order, inner);
+    if (!find_stage(&w->stages, layer, d->pp, &v, &local))
+        return CKPT_OK;
     return put_entry(w, ckpt_arena_printf(w->arena, "decoder.layers.%" PRId64 ".%s", local, inner),
                      v, order, tensor, chunk);
 }

@@ -1,7 +1,6 @@
 # Megatron's per-rank files: read as torch_dist would store them, written at any mesh.
 m=$FIXTURES/mcore
-for c in gpt_vpp mla_moe_tp2_ep2; do rc 0 diff $m/mp_$c $m/mp_$c.plain; done
-rc 0 diff $m/mp_gpt_tp2_pp2 $m/mp_gpt_tp2_pp2.plain --exclude 'optimizer.*'
+for c in gpt_vpp mla_moe_tp2_ep2 gpt_tp2_pp2 gpt_bf16; do rc 0 diff $m/mp_$c $m/mp_$c.plain; done
 rc 0 inspect $m/mp_gpt_vpp; out '^container +mp_rank'; out '^mesh .*pp 2'; out '^iteration +20'
 rc 0 verify $m/mp_gpt_vpp
 
@@ -57,3 +56,16 @@ rc 0 convert y z --to safetensors --layout hf; out 'root equals source'
 rc 0 diff z $FIXTURES/hf/kimi_linear_tiny
 rc 2 convert $m/legacy_tp1 y3 --to mp_rank --tp 3; absent y3
 rc 4 convert $m/legacy_tp1 y3 --to mp_rank --tp 1 --etp 2; err 'share a directory'; absent y3
+
+# optimizer state follows the parameters, whose numbers are matched by groups and shapes
+rc 0 convert $m/mp_gpt_bf16 opt --to torch_dist --tp 1; out 'root equals source'; out '36 of optimizer state'
+rc 0 diff opt $m/mp_gpt_bf16.plain
+rc 4 convert $m/mp_gpt_bf16 no --tp 1; err 'optimizer state is not written'; absent no
+for c in gpt_vpp mla_moe_tp2_ep2 gpt_tp2_pp2 gpt_bf16; do
+    for mesh in '1 1 1' '2 1 2' '2 2 1'; do
+        set -- $mesh
+        case $c$2$3 in gpt_*2 | mla*21 | gpt_bf1621) continue ;; esac # no experts, or too few layers
+        rc 0 convert $m/mp_$c c.$c.$1$2$3 --tp $1 --pp $2 --ep $3 --optimizer drop --verify
+        rc 0 diff c.$c.$1$2$3 $m/mp_$c.plain --exclude 'optimizer.*'
+    done
+done
