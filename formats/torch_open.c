@@ -1,6 +1,6 @@
 /* The container "torch": files written by torch.save, presented as named tensors: one file, or a
  * directory of pytorch_model*.bin. With pytorch_model.bin.index.json exactly the files it names are
- * read; else pytorch_model.bin; else every pytorch_model-*-of-*.bin.
+ * read; else pytorch_model.bin; else every pytorch_model-*-of-*.bin. optimizer.bin is read as well.
  *
  * Names are the path to a tensor from the root object: dictionary keys, list indices and attribute
  * names joined by '.'. A tensor reachable by several paths is listed under each. A file that is one
@@ -455,10 +455,12 @@ static ckpt_status check_distinct(opening *o)
 /* The index and the files name the same tensors in the same places. */
 static ckpt_status check_index(opening *o, const ckpt_json *map)
 {
-    bool *seen = calloc(o->n_tensors + 1, sizeof *seen);
+    bool *seen = calloc(o->n_tensors + 1, sizeof *seen); /* or not for the index to name */
     ckpt_status status = CKPT_OK;
     if (!seen)
         return no_memory(o->err);
+    for (size_t i = 0; i < o->n_tensors; i++)
+        seen[i] = strcmp(file_of(o, &o->tensors[i]), CKPT_PT_OPTIMIZER) == 0;
     for (const ckpt_json *c = ckpt_json_child(map); status == CKPT_OK && c; c = ckpt_json_next(c)) {
         ckpt_tensor key = {.name = ckpt_json_key(c)};
         const char *want = ckpt_json_string(c);
@@ -523,6 +525,12 @@ static ckpt_status open_dir(opening *o)
             goto done;
         }
         CKPT_CHECK(read_file(o, l.shards[i], path, l.n_shards == 1));
+    }
+    if (ckpt_hf_listed(l.names, l.n_names, CKPT_PT_OPTIMIZER)) {
+        const char *path = ckpt_path_join(&o->src->arena, l.dir, CKPT_PT_OPTIMIZER);
+        status = path ? read_file(o, CKPT_PT_OPTIMIZER, path, false) : no_memory(o->err);
+        if (status != CKPT_OK)
+            goto done;
     }
     CKPT_CHECK(check_distinct(o));
     if (l.index)

@@ -8,7 +8,8 @@
  *
  * The container writes the flat dict {name: tensor} in the order of out->tensors: one file, or a
  * directory as transformers had it, pytorch_model.bin or pytorch_model-0000i-of-0000N.bin with
- * pytorch_model.bin.index.json, and config.json.
+ * pytorch_model.bin.index.json, and config.json; optimizer state goes to a file of its own,
+ * optimizer.bin, so that whoever loads the model finds its weights and nothing else.
  * Source: torch-formats.md sections 3 and 5, caffe2/serialize/inline_container.cc. */
 #include "torch_write.h"
 
@@ -325,73 +326,93 @@ ckpt_status ckpt_pt_check(const ckpt_out_tensor *t, const ckpt_out_chunk *c, ckp
 typedef struct writer {
     ckpt_pt_writer pt;
     ckpt_out *out;
-    uint32_t *shard; /* of every tensor */
-    uint32_t n_shards;
-    const char **names; /* of the shards */
-    uint64_t bytes, parameters;
+    uint32_t *shard;            /* of every tensor; n_shards: the optimizer's file */
+    uint32_t n_shards;          /* of the weights */
+    uint32_t n_files;           /* with the optimizer's */
+    const char **names;         /* of the files */
+    uint64_t bytes, parameters; /* of the weights */
     ckpt_err *err;
 } writer;
 
-static ckpt_status admit(writer *w, uint64_t *bytes)
+/* Kept apart from the weights. */
+static bool apart(const writer *w, size_t i)
+{
+    return w->out->tensors[i].optimizer && !w->out->single_file;
+}
+
+static ckpt_status admit_tensor(writer *w, size_t i, uint64_t *bytes)
+{
+    const ckpt_out_tensor *t = &w->out->tensors[i];
+    int64_t numel;
+    if (t->n_chunks != 1)
+        return ckpt_fail(w->err, CKPT_E_INTERNAL,
+                         "tensor '%.160s': expected one chunk for torch, found %zu", t->name,
+                         t->n_chunks);
+    if (t->name[0] == '\0')
+        return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "torch cannot store a tensor without name");
+    ckpt_status status = ckpt_pt_check(t, &t->chunks[0], w->err);
+    if (status != CKPT_OK)
+        return status;
+    if (!ckpt_numel(t->rank, t->dims, &numel) || !ckpt_dtype_bytes(t->dtype, numel, bytes))
+        return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "tensor '%.160s': size overflows", t->name);
+    if (!apart(w, i) && (!ckpt_add_u64(w->bytes, *bytes, &w->bytes) ||
+                         !ckpt_add_u64(w->parameters, (uint64_t)numel, &w->parameters)))
+        return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "total size exceeds 2^64 bytes");
+    return CKPT_OK;
+}
+
+static ckpt_status name_files(writer *w)
+{
+    static const char single[] = "data.pt"; /* the caller knows the real name */
+    ckpt_arena *arena = &w->pt.sink->arena;
+    w->names = ckpt_arena_array(arena, w->n_files, sizeof *w->names);
+    if (w->names == NULL)
+        return no_memory(w->err);
+    for (uint32_t i = 0; i < w->n_files; i++) {
+        w->names[i] = w->out->single_file ? single
+                      : i == w->n_shards
+                          ? CKPT_PT_OPTIMIZER
+                          : ckpt_hf_shard_name(arena, STEM, SUFFIX, i, w->n_shards, false);
+        if (w->names[i] == NULL)
+            return no_memory(w->err);
+    }
+    return CKPT_OK;
+}
+
+/* The file of every tensor. */
+static ckpt_status assign(writer *w)
 {
     ckpt_out *out = w->out;
+    ckpt_arena *arena = &w->pt.sink->arena;
+    ckpt_status status = CKPT_OK;
+    size_t n = 0;
     if (out->n_objects > 0)
         return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "object '%.160s': a state dict holds tensors",
                          out->objects[0].name);
     if (out->n_tensors >= UINT32_MAX)
         return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "more than 2^32 tensors");
-    for (size_t i = 0; i < out->n_tensors; i++) {
-        const ckpt_out_tensor *t = &out->tensors[i];
-        int64_t numel;
-        if (t->n_chunks != 1)
-            return ckpt_fail(w->err, CKPT_E_INTERNAL,
-                             "tensor '%.160s': expected one chunk for torch, found %zu", t->name,
-                             t->n_chunks);
-        if (t->name[0] == '\0')
-            return ckpt_fail(w->err, CKPT_E_UNSUPPORTED,
-                             "torch cannot store a tensor without name");
-        ckpt_status status = ckpt_pt_check(t, &t->chunks[0], w->err);
-        if (status != CKPT_OK)
-            return status;
-        if (!ckpt_numel(t->rank, t->dims, &numel) ||
-            !ckpt_dtype_bytes(t->dtype, numel, &bytes[i]) ||
-            !ckpt_add_u64(w->bytes, bytes[i], &w->bytes) ||
-            !ckpt_add_u64(w->parameters, (uint64_t)numel, &w->parameters))
-            return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "tensor '%.160s': size overflows",
-                             t->name);
-    }
-    return CKPT_OK;
-}
-
-static ckpt_status assign(writer *w, const char *const *single)
-{
-    ckpt_out *out = w->out;
-    ckpt_arena *arena = &w->pt.sink->arena;
     uint64_t *bytes = ckpt_arena_array(arena, out->n_tensors, sizeof *bytes);
+    uint32_t *shard = ckpt_arena_array(arena, out->n_tensors, sizeof *shard);
     w->shard = ckpt_arena_array(arena, out->n_tensors, sizeof *w->shard);
-    if (bytes == NULL || w->shard == NULL)
+    if (bytes == NULL || shard == NULL || w->shard == NULL)
         return no_memory(w->err);
-    ckpt_status status = admit(w, bytes);
-    if (status != CKPT_OK)
-        return status;
+    for (size_t i = 0; i < out->n_tensors; i++) {
+        CKPT_CHECK(admit_tensor(w, i, &bytes[n]));
+        n += !apart(w, i);
+    }
     bool whole = out->max_shard_bytes == 0 || out->single_file;
     ckpt_hf_shards s = {.limit = whole ? UINT64_MAX : out->max_shard_bytes,
                         .header_max = UINT64_MAX,
                         .bytes = bytes,
-                        .n = out->n_tensors,
-                        .shard = w->shard};
+                        .n = n,
+                        .shard = shard};
     CKPT_CHECK(ckpt_hf_assign(&s, w->err));
     w->n_shards = s.n_shards;
-    w->names = ckpt_arena_array(arena, s.n_shards, sizeof *w->names);
-    for (uint32_t i = 0; w->names != NULL && i < s.n_shards; i++) {
-        w->names[i] = single != NULL
-                          ? *single
-                          : ckpt_hf_shard_name(arena, STEM, SUFFIX, i, s.n_shards, false);
-        if (w->names[i] == NULL)
-            return no_memory(w->err);
-    }
-    if (w->names == NULL)
-        return no_memory(w->err);
+    w->n_files = s.n_shards + (n < out->n_tensors);
+    n = 0;
+    for (size_t i = 0; i < out->n_tensors; i++)
+        w->shard[i] = apart(w, i) ? w->n_shards : shard[n++];
+    status = name_files(w);
 done:
     return status;
 }
@@ -421,42 +442,43 @@ static ckpt_status put_shards(writer *w)
     ckpt_status status = CKPT_OK;
     size_t n = w->out->n_tensors, at = 0;
     ckpt_pt_payload *list = ckpt_arena_array(&w->pt.sink->arena, n, sizeof *list);
-    size_t *start = ckpt_arena_array(&w->pt.sink->arena, (size_t)w->n_shards + 1, sizeof *start);
+    size_t *start = ckpt_arena_array(&w->pt.sink->arena, (size_t)w->n_files + 1, sizeof *start);
     if (list == NULL || start == NULL)
         return no_memory(w->err);
     for (size_t i = 0; i < n; i++)
         start[w->shard[i] + 1]++;
-    for (uint32_t s = 0; s < w->n_shards; s++)
+    for (uint32_t s = 0; s < w->n_files; s++)
         start[s + 1] += start[s];
     for (size_t i = 0; i < n; i++)
         list[start[w->shard[i]]++] = (ckpt_pt_payload){.tensor = (uint32_t)i};
     /* Filling moved every start to the next shard's. */
-    for (uint32_t s = 0; status == CKPT_OK && s < w->n_shards; at = start[s++])
+    for (uint32_t s = 0; status == CKPT_OK && s < w->n_files; at = start[s++])
         status = put_shard(w, s, list + at, start[s] - at);
     return status;
 }
 
 static ckpt_status put_index(writer *w)
 {
-    size_t n = w->out->n_tensors;
+    size_t n = 0;
     ckpt_buf text = {0};
-    ckpt_hf_weight *weights = ckpt_arena_array(&w->pt.sink->arena, n, sizeof *weights);
+    ckpt_hf_weight *weights =
+        ckpt_arena_array(&w->pt.sink->arena, w->out->n_tensors, sizeof *weights);
     if (weights == NULL)
         return no_memory(w->err);
-    for (size_t i = 0; i < n; i++)
-        weights[i] = (ckpt_hf_weight){w->out->tensors[i].name, w->names[w->shard[i]]};
+    for (size_t i = 0; i < w->out->n_tensors; i++)
+        if (!apart(w, i))
+            weights[n++] = (ckpt_hf_weight){w->out->tensors[i].name, w->names[w->shard[i]]};
     ckpt_hf_index_text(&text, weights, n, NULL, 0, w->parameters, w->bytes);
     return ckpt_pt_text(&w->pt, STEM SUFFIX ".index.json", &text, w->err);
 }
 
 ckpt_status ckpt_torch_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err)
 {
-    static const char *const single = "data.pt"; /* the caller knows the real name */
     writer w = {.out = out, .err = err, .pt = {.sink = sink}};
     ckpt_buf config = {0};
     ckpt_status status;
-    CKPT_CHECK(assign(&w, out->single_file ? &single : NULL));
-    CKPT_CHECK(ckpt_pt_begin(&w.pt, out, sink, (size_t)w.n_shards + 2, err));
+    CKPT_CHECK(assign(&w));
+    CKPT_CHECK(ckpt_pt_begin(&w.pt, out, sink, (size_t)w.n_files + 2, err));
     CKPT_CHECK(put_shards(&w));
     if (out->single_file)
         goto done;

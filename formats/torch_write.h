@@ -38,6 +38,9 @@ ckpt_status ckpt_pt_text(ckpt_pt_writer *w, const char *name, ckpt_buf *text,
 ckpt_status ckpt_pt_check(const ckpt_out_tensor *t, const ckpt_out_chunk *c,
                           ckpt_err *err) CKPT_MUST_USE;
 
+/* Optimizer state beside pytorch_model*.bin. */
+#define CKPT_PT_OPTIMIZER "optimizer.bin"
+
 /* The container "torch": one file, or a Hugging Face directory of pytorch_model*.bin. */
 ckpt_status ckpt_torch_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;
 

@@ -279,6 +279,33 @@ START_TEST(torch_directory_is_cut_into_shards_with_an_index)
 }
 END_TEST
 
+/* Optimizer state does not count for the shards, and the index does not name it. */
+START_TEST(torch_directory_keeps_optimizer_state_apart)
+{
+    target t = {.out = {.max_shard_bytes = 72}};
+    ckpt_buf index = {0};
+    scratch_make();
+    add(&t, "a", CKPT_F32, 2, twelve);
+    add(&t, "a.exp_avg", CKPT_F32, 2, twelve);
+    add(&t, "b", CKPT_U16, 2, twelve);
+    add(&t, "b.exp_avg", CKPT_F32, 2, twelve);
+    add(&t, "c", CKPT_F32, 2, twelve);
+    t.tensors[1].optimizer = t.tensors[3].optimizer = true;
+    fill(&t);
+    lay_out(&t, CKPT_OK, NULL);
+    execute(&t.out, &t.sink, scratch, t.whole, NULL);
+    ck_assert_uint_eq(t.sink.n_files, 4);
+    ck_assert_str_eq(t.sink.files[2].name, "optimizer.bin");
+    get_file(in_scratch("pytorch_model.bin.index.json"), &index);
+    ck_assert_ptr_null(strstr((const char *)index.data, "exp_avg"));
+    ck_assert_ptr_nonnull(strstr((const char *)index.data, "\"total_size\": 120"));
+    ckpt_buf_release(&index);
+    expect_tensors(&t, scratch);
+    release(&t);
+    scratch_remove();
+}
+END_TEST
+
 #define INDEX(map) "{\"metadata\":{},\"weight_map\":{" map "}}"
 #define ONE "\"pytorch_model-00001-of-00002.bin\""
 #define TWO "\"pytorch_model-00002-of-00002.bin\""
@@ -396,6 +423,7 @@ Suite *suite_torch_write(void)
     tcase_add_test(t, torch_file_above_4_gib_uses_zip64);
     tcase_add_test(t, torch_directory_of_one_file_has_no_index);
     tcase_add_test(t, torch_directory_is_cut_into_shards_with_an_index);
+    tcase_add_test(t, torch_directory_keeps_optimizer_state_apart);
     LOOP(t, torch_directory_that_is_incomplete_is_refused, broken);
     tcase_add_test(t, torch_directory_with_a_tensor_in_two_files_is_refused);
     tcase_add_test(t, torch_directory_beside_safetensors_reads_safetensors);

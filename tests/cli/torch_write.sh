@@ -24,3 +24,11 @@ rc 2 convert $k y --to torch --tp 2; one_line; absent y
 rm b/pytorch_model-00002-of-*.bin; rc 3 inspect b; one_line; err "shard 'pytorch_model-00002-of-0000.\.bin' that pytorch_model.bin.index.json lists is absent"
 rm b/pytorch_model.bin.index.json; rc 3 verify b; one_line; err 'pytorch_model-00002-of-0000.\.bin is missing'
 flip a.pt 700000; rc 1 verify a.pt --hash; out "tensor"
+# optimizer state lies beside the weights; there and back in the same bytes; cut parameters lose it
+for seed in 2 7; do
+    rm -rf g o ob or; "$GEN" random g --seed $seed >/dev/null; rc 0 convert g o
+    rc 0 convert o or --to torch --max-shard-size 20KB --verify; present or/optimizer.bin; ! grep -q optimizer or/pytorch_model.bin.index.json || fail 'in the index'
+    rc 0 convert or ob --to safetensors --verify
+    for f in o/*.safetensors o/*.index.json; do [ ! -e "$f" ] || same "$f" "ob/${f#o/}"; done
+    rc 0 convert o or.dist --to torch_dist --layout megatron --kda-f-lora-rank 2 --approximate; out ' [1-9][0-9]* reset, 0 dropped'; rm -rf or.dist
+done
