@@ -30,6 +30,7 @@ pkg-config --exists openblas | libopenblas-dev
 '
 needs_ci='
 command -v clang             | clang
+ls /usr/lib/llvm-*/lib/libomp.so | libomp-dev
 command -v clang-format      | clang-format
 command -v shellcheck        | shellcheck
 command -v python3           | python3

@@ -4,18 +4,32 @@
 #include "checked.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
+#ifdef _OPENMP
 #include <omp.h>
+#endif
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
 #define ALIGN 64
 
+/* Those this process may use. */
+static int processors(void)
+{
+#ifdef _OPENMP
+    return omp_get_num_procs();
+#else
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 && n < 1 << 16 ? (int)n : 1;
+#endif
+}
+
 void ckpt_eng_init(ckpt_eng *e, int threads)
 {
     *e = (ckpt_eng){.dry = true, .isa = ckpt_eng_detect()};
-    e->threads = threads > 0 ? threads : omp_get_num_procs();
+    e->threads = threads > 0 ? threads : processors();
 }
 
 ckpt_status ckpt_eng_reserve(ckpt_eng *e, size_t bytes, ckpt_err *err)
@@ -110,15 +124,19 @@ void ckpt_eng_parallel(const ckpt_eng *e, int64_t n, ckpt_eng_fn fn, void *arg)
 {
     if (n <= 0)
         return;
+#ifdef _OPENMP
     int threads = n < e->threads ? (int)n : e->threads;
-    if (threads <= 1) {
+    if (threads > 1) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
         for (int64_t i = 0; i < n; i++)
-            run_item(fn, arg, i, 0);
+            run_item(fn, arg, i, omp_get_thread_num());
         return;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#else
+    (void)e;
+#endif
     for (int64_t i = 0; i < n; i++)
-        run_item(fn, arg, i, omp_get_thread_num());
+        run_item(fn, arg, i, 0);
 }
 
 ckpt_status ckpt_eng_seq_check(const ckpt_eng_seq *seq, ckpt_err *err)

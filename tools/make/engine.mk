@@ -13,7 +13,9 @@ ENG_FLAGS_v4 := -mavx2 -mfma -mavx512f -mavx512dq -mavx512bw -mavx512vl -mprefer
 ENG_OPT   := -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd \
              -Wno-pass-failed -Iengine $(BLAS_CFLAGS)
 # The runtime of OpenMP is not instrumented: under ThreadSanitizer the engine runs on one thread.
-OPENMP    := $(if $(filter thread,$(SAN)),,-fopenmp)
+# Without an OpenMP that links (clang's is a package of its own) it does so too.
+OPENMP    := $(if $(filter thread,$(SAN)),,$(shell echo 'int main(void) { return 0; }' | \
+               $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp))
 
 ENG_COMMON := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard engine/common/*.c)))
 ENG_TYPED  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildcard engine/*.c))))
