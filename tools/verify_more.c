@@ -80,6 +80,7 @@ ckpt_status ckpt_verify_against(verification *v, ckpt_err *err)
 
 typedef struct scan {
     ckpt_stats *stats;
+    uint64_t *filled; /* bytes up to the last that is not zero */
     const ckpt_model *model;
 } scan;
 
@@ -87,11 +88,28 @@ static ckpt_status scan_block(void *self, size_t tensor, uint64_t lo, const uint
                               const uint8_t *b, size_t n, ckpt_err *err)
 {
     scan *s = self;
-    (void)lo;
     (void)b;
     (void)err;
     ckpt_stats_feed(&s->stats[tensor], s->model->tensors[tensor].dtype, a, n);
+    while (n > 0 && a[n - 1] == 0)
+        n--;
+    if (n > 0)
+        s->filled[tensor] = lo + n;
     return CKPT_OK;
+}
+
+/* Squared gradients are zero where nothing was trained; a whole end of them may also be data that
+ * was never written. */
+static void warn_tail(verification *v, const ckpt_canon *t, uint64_t filled)
+{
+    enum { PART = 16 }; /* of the tensor */
+    uint64_t elem = (uint64_t)ckpt_dtype_get(t->dtype)->bits / 8, tail = t->bytes - filled;
+    if (t->state == NULL || strcmp(t->state->name, "exp_avg_sq") != 0 || tail < elem * PART ||
+        tail < t->bytes / PART)
+        return;
+    ckpt_tool_warn(v->tool, "%s: the last %llu of %llu values of '%s' are zero", v->path,
+                   (unsigned long long)(tail / elem), (unsigned long long)(t->bytes / elem),
+                   t->name);
 }
 
 ckpt_status ckpt_verify_values(verification *v, ckpt_err *err)
@@ -99,9 +117,10 @@ ckpt_status ckpt_verify_values(verification *v, ckpt_err *err)
     ckpt_bar bar;
     size_t n = v->model.n_tensors;
     ckpt_arena *arena = &v->tool->arena;
-    scan s = {ckpt_arena_array(arena, n + 1, sizeof *s.stats), &v->model};
+    scan s = {ckpt_arena_array(arena, n + 1, sizeof *s.stats),
+              ckpt_arena_array(arena, n + 1, sizeof *s.filled), &v->model};
     bool *select = ckpt_arena_array(arena, n + 1, sizeof *select);
-    if (s.stats == NULL || select == NULL)
+    if (s.stats == NULL || s.filled == NULL || select == NULL)
         return ckpt_tool_no_memory(err);
     for (size_t i = 0; i < n; i++) {
         const ckpt_dtype_info *info = ckpt_dtype_get(v->model.tensors[i].dtype);
@@ -118,6 +137,8 @@ ckpt_status ckpt_verify_values(verification *v, ckpt_err *err)
     ckpt_bar_stop(&bar);
     for (size_t i = 0; status == CKPT_OK && i < n; i++) {
         const ckpt_canon *t = &v->model.tensors[i];
+        if (select[i])
+            warn_tail(v, t, s.filled[i]);
         if (s.stats[i].first_bad >= 0 && v->bad != NULL)
             v->bad[i] = true;
         if (s.stats[i].first_bad >= 0)

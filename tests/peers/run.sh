@@ -153,6 +153,11 @@ for variant in f fg; do
 done
 t mcore_loads_legacy_through_safetensors mcore_through_safetensors legacy_tp2 legacy
 
+# ---- optimizer state ----------------------------------------------------------------------------
+
+t optimizer_of_torch_trains_on py optim.py "$ckpt" "$work/optim" torch
+t optimizer_of_mcore_trains_on py optim.py "$ckpt" "$work/optim" megatron
+
 # ---- plain torch.distributed.checkpoint -----------------------------------------------------------
 
 dcp_plain() {
