@@ -154,15 +154,43 @@ static ckpt_status op_empty(ckpt_vm *v, uint8_t op)
                             &node);
 }
 
+static uint64_t pointer_hash(uint64_t h, const void *p)
+{
+    return (h ^ (uint64_t)(uintptr_t)p) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+/* A tuple of these items: an earlier one if it is of numbers or of tuples, whose identity nobody
+ * asks for. Two nodes are one value exactly when they hold the same items. */
+static ckpt_status make_tuple(ckpt_vm *v, ckpt_pkl **items, size_t n, ckpt_pkl **out)
+{
+    ckpt_pkl **slot = NULL;
+    if (v->cache && n > 0 && n <= 8 &&
+        (items[0]->kind == CKPT_PKL_INT || items[0]->kind == CKPT_PKL_TUPLE)) {
+        uint64_t h = n;
+        for (size_t i = 0; i < n; i++)
+            h = pointer_hash(h ^ (h >> 31), items[i]);
+        slot = &v->cache->tuples[h >> 51];
+        if (*slot && (*slot)->n_items == n &&
+            memcmp((*slot)->items, items, n * sizeof *items) == 0) {
+            *out = *slot;
+            return CKPT_OK;
+        }
+    }
+    ckpt_status status = ckpt_vm_node(v, CKPT_PKL_TUPLE, out);
+    if (status == CKPT_OK)
+        status = copy_items(v, *out, items, n);
+    if (status == CKPT_OK && slot)
+        *slot = *out;
+    return status;
+}
+
 static ckpt_status op_tuple_n(ckpt_vm *v, uint8_t op)
 {
     size_t n = (size_t)op - 0x84;
     ckpt_pkl *node;
     ckpt_status status = ckpt_vm_need(v, n);
     if (status == CKPT_OK)
-        status = ckpt_vm_node(v, CKPT_PKL_TUPLE, &node);
-    if (status == CKPT_OK)
-        status = copy_items(v, node, v->stack + v->sp - n, n);
+        status = make_tuple(v, v->stack + v->sp - n, n, &node);
     if (status != CKPT_OK)
         return status;
     v->sp -= n;
@@ -185,10 +213,12 @@ static ckpt_status op_collect(ckpt_vm *v, uint8_t op)
         return VM_FAIL(v, "odd number of items (%zu) for a dict", n);
     if (op == 't' && n == 0)
         return op_empty(v, ')');
+    if (kind == CKPT_PKL_TUPLE) {
+        status = make_tuple(v, items, n, &node);
+        return status == CKPT_OK ? ckpt_vm_push(v, node) : status;
+    }
     status = ckpt_vm_node(v, kind, &node);
-    if (status == CKPT_OK && kind == CKPT_PKL_TUPLE)
-        status = copy_items(v, node, items, n);
-    else if (status == CKPT_OK)
+    if (status == CKPT_OK)
         status = extend(v, &node->items, &node->n_items, items, n);
     if (status != CKPT_OK)
         return status;
@@ -204,6 +234,12 @@ static const char *kind_name(const ckpt_pkl *p)
     return names[p->kind];
 }
 
+/* Objects that several places share take nothing: what one gave them the others would have. */
+static bool is_shared(const ckpt_vm *v, const ckpt_pkl *p)
+{
+    return v->size && p->kind == CKPT_PKL_OBJECT && p->callable == v->size;
+}
+
 static ckpt_status add_items(ckpt_vm *v, uint8_t op, ckpt_pkl **items, size_t n)
 {
     ckpt_status status = ckpt_vm_need(v, 1);
@@ -213,6 +249,8 @@ static ckpt_status add_items(ckpt_vm *v, uint8_t op, ckpt_pkl **items, size_t n)
     bool set = op == 0x90;
     if (target->kind != CKPT_PKL_OBJECT && target->kind != (set ? CKPT_PKL_SET : CKPT_PKL_LIST))
         return VM_FAIL(v, "cannot add items to a %s", kind_name(target));
+    if (is_shared(v, target))
+        return VM_FAIL(v, "cannot add items to a torch.Size");
     if (set && target->kind == CKPT_PKL_SET && target->b)
         return VM_FAIL(v, "cannot add items to a frozenset");
     if (target->kind == CKPT_PKL_OBJECT)
@@ -230,6 +268,8 @@ static ckpt_status add_pairs(ckpt_vm *v, ckpt_pkl **items, size_t n)
         return VM_FAIL(v, "odd number of items (%zu) for a dict", n);
     if (target->kind == CKPT_PKL_DICT)
         return extend(v, &target->items, &target->n_items, items, n);
+    if (is_shared(v, target))
+        return VM_FAIL(v, "cannot set items of a torch.Size");
     if (target->kind == CKPT_PKL_OBJECT)
         return extend(v, &target->pairs, &target->n_pairs, items, n);
     return VM_FAIL(v, "cannot set items of a %s", kind_name(target));
@@ -488,6 +528,25 @@ static ckpt_status adopt_pairs(ckpt_vm *v, ckpt_pkl *object)
     return CKPT_OK;
 }
 
+/* Is it the global whose objects are shared? The first torch.Size of the stream is. */
+static bool is_size(ckpt_vm *v, ckpt_pkl *callable)
+{
+    if (!v->size && ckpt_pkl_is_global(callable, "torch", "Size"))
+        v->size = callable;
+    return v->size == callable;
+}
+
+static ckpt_status push_size(ckpt_vm *v, ckpt_pkl *callable, ckpt_pkl *args)
+{
+    ckpt_pkl **slot = &v->cache->sizes[pointer_hash(0, args) >> 51];
+    if (*slot && (*slot)->args == args)
+        return ckpt_vm_push(v, *slot);
+    ckpt_status status = push_object(v, callable, args, NULL, false);
+    if (status == CKPT_OK)
+        *slot = v->stack[v->sp - 1];
+    return status;
+}
+
 static ckpt_status op_reduce(ckpt_vm *v, uint8_t op)
 {
     size_t n = op == 0x92 ? 3 : 2;
@@ -500,6 +559,8 @@ static ckpt_status op_reduce(ckpt_vm *v, uint8_t op)
         return VM_FAIL(v, "arguments are a %s, not a tuple", kind_name(at[1]));
     if (n == 3 && at[2]->kind != CKPT_PKL_DICT)
         return VM_FAIL(v, "keyword arguments are a %s, not a dict", kind_name(at[2]));
+    if (op == 'R' && v->cache && is_size(v, at[0]))
+        return push_size(v, at[0], at[1]);
     status = push_object(v, at[0], at[1], n == 3 ? at[2] : NULL, op != 'R');
     return status == CKPT_OK && op == 'R' ? adopt_pairs(v, v->stack[v->sp - 1]) : status;
 }
@@ -536,6 +597,8 @@ static ckpt_status op_build(ckpt_vm *v, uint8_t op)
     ckpt_pkl *state = v->stack[--v->sp], *target = v->stack[v->sp - 1];
     if (target->kind != CKPT_PKL_OBJECT)
         return VM_FAIL(v, "state given to a %s", kind_name(target));
+    if (is_shared(v, target))
+        return VM_FAIL(v, "state given to a torch.Size");
     /* Keeping only one of two states would hide the other from every later check. */
     if (target->state)
         return VM_FAIL(v, "object built twice");
@@ -663,6 +726,8 @@ ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
     v.max_nodes = (size_t)ckpt_min_u64(v.max_nodes, UINT32_MAX - 1);
     v.max_depth = limits && limits->max_depth ? limits->max_depth : DEFAULT_DEPTH;
     *out = NULL;
+    if (n >= CKPT_VM_CACHE_MIN)
+        v.cache = calloc(1, sizeof *v.cache); /* without it everything works, but slower */
     ckpt_status status = run(&v);
     if (status == CKPT_OK)
         status = flag_unknown(&v);
@@ -677,5 +742,6 @@ ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
     free(v.marks);
     free(v.dense);
     free(v.sparse);
+    free(v.cache);
     return status;
 }

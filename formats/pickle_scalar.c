@@ -75,16 +75,19 @@ ckpt_status ckpt_vm_push_text(ckpt_vm *v, ckpt_pkl_kind kind, const void *p, siz
 
 static ckpt_status push_int(ckpt_vm *v, int64_t value)
 {
-    ckpt_pkl *node;
-    bool cached = value >= 0 && value < 256;
-    if (cached && v->small[value])
-        return ckpt_vm_push(v, v->small[value]);
+    ckpt_pkl *node, **slot = NULL;
+    if (value >= 0 && value < 256)
+        slot = &v->small[value];
+    else if (v->cache)
+        slot = &v->cache->ints[((uint64_t)value * UINT64_C(0x9e3779b97f4a7c15)) >> 52];
+    if (slot && *slot && (*slot)->i == value)
+        return ckpt_vm_push(v, *slot);
     ckpt_status status = ckpt_vm_push_new(v, CKPT_PKL_INT, &node);
     if (status != CKPT_OK)
         return status;
     node->i = value;
-    if (cached)
-        v->small[value] = node;
+    if (slot)
+        *slot = node;
     return CKPT_OK;
 }
 

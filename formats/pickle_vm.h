@@ -12,6 +12,14 @@ typedef struct ckpt_vm_sparse {
     ckpt_pkl *node;
 } ckpt_vm_sparse;
 
+/* Equal immutable values of a large pickle, direct-mapped by what they are made of. A .metadata says
+ * the few sizes and offsets of its chunks again and again, each as a new torch.Size. */
+#define CKPT_VM_CACHE_MIN                                                                          \
+    ((size_t)1 << 20) /* bytes of pickle: a small one is not worth the tables */
+typedef struct ckpt_vm_cache {
+    ckpt_pkl *ints[4096], *tuples[8192], *sizes[8192];
+} ckpt_vm_cache;
+
 typedef struct ckpt_vm {
     const uint8_t *p;
     size_t n, pos, op_pos;
@@ -33,6 +41,8 @@ typedef struct ckpt_vm {
     /* Likewise short strings and globals, in direct-mapped caches: a pickle written without a memo
      * repeats the same few field and class names for every entry. */
     ckpt_pkl *strings[1024], *globals[256];
+    ckpt_vm_cache *cache; /* or NULL */
+    ckpt_pkl *size;       /* the global torch.Size whose objects are shared, or NULL */
     const char *unknown;
     ckpt_pkl *result;
 } ckpt_vm;

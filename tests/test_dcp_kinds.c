@@ -3,6 +3,7 @@
 #include "dcp_test.h"
 
 #include "dcp_internal.h"
+#include "pickle_vm.h"
 
 Suite *suite_dcp_kinds(void);
 
@@ -271,6 +272,55 @@ START_TEST(mutated_kinds_never_misbehave)
 }
 END_TEST
 
+/* ---- sharing in large pickles ---------------------------------------------------------------- */
+
+/* (padding, Size, Size) of a megabyte; `after` follows the second Size. */
+static ckpt_status parse_sizes(const char *after, ckpt_arena *arena, ckpt_pkl **root, ckpt_err *err)
+{
+    static const int64_t dims[] = {3, 70000};
+    ckpt_buf b = {0};
+    char *padding = calloc(1, CKPT_VM_CACHE_MIN + 1);
+    memset(padding, 'x', CKPT_VM_CACHE_MIN);
+    ckpt_pkl_begin(&b);
+    ckpt_buf_puts(&b, "(");
+    ckpt_pkl_put_str(&b, padding);
+    ckpt_pkl_put_size(&b, 2, dims);
+    ckpt_pkl_put_size(&b, 2, dims);
+    ckpt_buf_puts(&b, after);
+    ckpt_buf_puts(&b, "t");
+    ckpt_pkl_end(&b);
+    ckpt_status status = ckpt_pkl_parse(b.data, b.len, arena, NULL, root, NULL, NULL, err);
+    ckpt_buf_release(&b);
+    free(padding);
+    return status;
+}
+
+START_TEST(large_pickle_shares_equal_sizes)
+{
+    static const char *const changes[] = {"}b", "NK\x01s", "Na"};
+    static const char *const messages[] = {"state given to a torch.Size",
+                                           "cannot set items of a torch.Size",
+                                           "cannot add items to a torch.Size"};
+    ckpt_arena arena = {0};
+    ckpt_err err = {0};
+    ckpt_pkl *root;
+    int64_t v;
+    ck_assert_msg(parse_sizes("", &arena, &root, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_uint_eq(root->n_items, 3);
+    ck_assert_ptr_eq(root->items[1], root->items[2]);
+    ck_assert(ckpt_pkl_is_object(root->items[2], "torch", "Size"));
+    const ckpt_pkl *dims = root->items[2]->args->items[0];
+    ck_assert_uint_eq(dims->n_items, 2);
+    ck_assert(ckpt_pkl_int(dims->items[0], &v) && v == 3);
+    ck_assert(ckpt_pkl_int(dims->items[1], &v) && v == 70000);
+    for (int i = 0; i < COUNT(changes); i++) {
+        ck_assert_int_eq(parse_sizes(changes[i], &arena, &root, &err), CKPT_E_FORMAT);
+        ck_assert_msg(strstr(err.text, messages[i]) != NULL, "%s", err.text);
+    }
+    ckpt_arena_free(&arena);
+}
+END_TEST
+
 Suite *suite_dcp_kinds(void)
 {
     Suite *s = suite_create("dcp_kinds");
@@ -283,6 +333,9 @@ Suite *suite_dcp_kinds(void)
     t = make_case(s, "flattened", 60);
     tcase_add_test(t, flat_split_walks_every_range_in_order);
     tcase_add_loop_test(t, open_flattened_checks_the_shape, 0, FLAT_CASES);
+
+    t = make_case(s, "sharing", 60);
+    tcase_add_test(t, large_pickle_shares_equal_sizes);
 
     t = make_case(s, "hostile", 300);
     tcase_add_loop_test(t, open_damaged_blob_names_the_tensor, 0, COUNT(blob_edits));
