@@ -24,7 +24,7 @@ static ckpt_status parameters(const ckpt_planner *p, uint8_t **out, ckpt_err *er
 }
 
 typedef struct tally {
-    size_t left_out, reset, steps;
+    size_t left_out, reset;
     const char *first_reset;
 } tally;
 
@@ -36,11 +36,12 @@ static ckpt_status report(ckpt_planner *p, const tally *n, ckpt_err *err)
     if (n->left_out > 0)
         CKPT_CHECK(DROPPED(p, err, "%zu optimizer tensor%s left out by --include/--exclude",
                            n->left_out, n->left_out == 1 ? "" : "s"));
-    if (n->steps > 0 && !p->same_layout && p->layout->config_kind == CKPT_CONFIG_MEGATRON)
-        CKPT_CHECK(
-            WARN(p, err,
-                 "optimizer steps are kept as tensors, but Megatron-Core reads the step from "
-                 "the param_groups of its common state"));
+    if (p->plan->n_states > 0 && !p->same_layout && p->layout != NULL &&
+        p->layout->config_kind == CKPT_CONFIG_MEGATRON)
+        CKPT_CHECK(WARN(p, err,
+                        "Megatron-Core takes the step and param_groups of an optimizer from its "
+                        "common state, where this source puts none: it reads these states only "
+                        "once they are added there"));
     if (n->reset > 0)
         CKPT_CHECK(
             DROPPED(p, err, "%zu optimizer tensor%s reset: the parameter is computed anew (%s%s)",
@@ -67,7 +68,6 @@ ckpt_status ckpt_plan_states(ckpt_planner *p, ckpt_err *err)
         } else if (was == REPLACED) {
             n.first_reset = n.reset++ == 0 ? c->name : n.first_reset;
         } else {
-            n.steps += c->state->scalar;
             CKPT_CHECK(ckpt_plan_push(p, c, (int64_t)i, err));
             p->plan->n_states++;
         }

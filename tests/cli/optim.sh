@@ -1,5 +1,5 @@
 # Optimizer state follows its parameters: random models, through Megatron at two meshes and back.
-seen=0 steps=0
+seen=0
 for seed in 1 2 3 4 5 6 7 8; do
     rm -rf g d m n b
     "$GEN" random g --seed $seed >/dev/null
@@ -7,7 +7,7 @@ for seed in 1 2 3 4 5 6 7 8; do
     rc 0 convert d m --to torch_dist --layout megatron --tp 1
     out ' 0 reset, 0 dropped; '
     grep -q ' 0 of optimizer state' $OUT || seen=$((seen + 1))
-    ! grep -q 'optimizer steps are kept' $ERR || steps=$((steps + 1))
+    grep -q ' 0 of optimizer state' $OUT || err 'warning: Megatron-Core takes the step and param_groups'
     rc 0 convert m b --to safetensors --layout hf --verify
     [ "$(root_of)" = "$r" ] || fail "seed $seed: another root"
     for f in d/*.safetensors d/*.index.json; do [ ! -e "$f" ] || same "$f" "b/${f#d/}"; done
