@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CACHE_SHARE 4 /* of --memory, for what a source decodes */
+#define CACHE_SHARE 3 /* of --memory, for what a source decodes */
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
