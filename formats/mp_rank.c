@@ -165,6 +165,29 @@ ckpt_status ckpt_mp_stages_of(const ckpt_json *args, const ckpt_mesh *mesh, int6
     return CKPT_OK;
 }
 
+/* Layouts keep MLA's down projections whole, as Transformer Engine's modules do on every rank. The
+ * local ones are column-parallel. */
+static ckpt_status cut_tensor(const ckpt_json *config, const ckpt_mesh *mesh, const char *name,
+                              int rank, const int64_t *dims, int *axis, int64_t *ways,
+                              ckpt_err *err)
+{
+    ckpt_rank_place place;
+    const char *part, *impl = ckpt_json_string(ckpt_json_get(config, "transformer_impl"));
+    (void)rank;
+    (void)dims;
+    (void)err;
+    *axis = -2;
+    *ways = mesh->tp;
+    if (impl == NULL || strcmp(impl, "local") != 0 || !ckpt_rank_split(name, &place))
+        return CKPT_OK;
+    if (place.layer < 0 && strncmp(name, "decoder.layers.", 15) == 0)
+        return CKPT_OK; /* stacked: axis 0 counts layers */
+    const ckpt_rank_rule *rule = ckpt_rank_by_stored(place.rest, false, &part);
+    if (rule != NULL && rule->cut == CKPT_RANK_SIZED && strstr(rule->memory, "_down_proj.") != NULL)
+        *axis = 0;
+    return CKPT_OK;
+}
+
 const ckpt_container ckpt_mp_rank = {
     .name = "mp_rank",
     .what = "Megatron per-rank checkpoint (mp_rank_XX/model_optim_rng.pt)",
@@ -172,5 +195,6 @@ const ckpt_container ckpt_mp_rank = {
     .mesh_in_config = true,
     .probe = probe,
     .open = ckpt_mp_open,
+    .cut = cut_tensor,
     .layout = ckpt_mp_layout,
 };

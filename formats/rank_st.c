@@ -611,6 +611,7 @@ const ckpt_container ckpt_rank_safetensors = {
     .sharded = true,
     .probe = probe,
     .open = open_ranks,
+    .own_cuts = true,
     .cut = cut_tensor,
     .layout = layout_ranks,
 };

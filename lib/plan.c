@@ -252,14 +252,15 @@ done:
 }
 
 /* The container's own way of cutting. */
-static ckpt_status cut_by_container(ckpt_planner *p, ckpt_out_tensor *t, ckpt_err *err)
+static ckpt_status cut_by_container(ckpt_planner *p, ckpt_out_tensor *t, bool *done, ckpt_err *err)
 {
     int axis = -1;
     int64_t ways = 1;
     size_t rank = (size_t)t->rank;
     ckpt_status status = p->opts->container->cut(p->plan->config, &p->opts->mesh, t->name, t->rank,
                                                  t->dims, &axis, &ways, err);
-    if (status != CKPT_OK)
+    *done = axis != -2;
+    if (status != CKPT_OK || !*done)
         return status;
     if (axis < 0)
         ways = 1;
@@ -324,9 +325,10 @@ static ckpt_status build_out(ckpt_planner *p, size_t first, size_t last, ckpt_er
     const ckpt_mesh *mesh = p->opts->sharded && it->row != NULL ? &p->opts->mesh : NULL;
     int stage = p->opts->sharded ? stage_of(p, &it->canon) : 0;
     bool inside = false;
+    bool cut = false;
     if (p->opts->container->cut != NULL)
-        status = cut_by_container(p, t, err);
-    else
+        status = cut_by_container(p, t, &cut, err);
+    if (!cut && status == CKPT_OK)
         status = ckpt_shard_cut(mesh, stage, it->rank, it->dims, &it->map, &plan->arena, &t->chunks,
                                 &t->n_chunks, &inside, err);
     CKPT_TRY(status, "tensor '%s'", it->stored);
@@ -578,7 +580,7 @@ static ckpt_status check_mesh(ckpt_planner *p, ckpt_err *err)
                          "container %s is not sharded: --tp, --pp, --ep, --etp "
                          "and --cp need --to torch_dist, mp_rank or ranks",
                          p->opts->container->name);
-    if (p->opts->container->cut == NULL && !layout_cuts(p->layout))
+    if (!p->opts->container->own_cuts && !layout_cuts(p->layout))
         return ckpt_fail(err, CKPT_E_USAGE,
                          "layout %s does not say how tensors are cut: a mesh needs --layout "
                          "megatron",

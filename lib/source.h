@@ -267,8 +267,9 @@ typedef struct ckpt_container {
     int (*probe)(const ckpt_probe *probe);
     /* Validate headers and fill src (zeroed, path set). Reads no tensor data. */
     ckpt_status (*open)(ckpt_source *src, const ckpt_open_opts *opts, ckpt_err *err);
-    /* NULL: a mesh cuts tensors as their layout says. Else how this container cuts a stored tensor:
-     * into `ways` equal parts along `axis` (-1: not at all), whatever the layout. Errors:
+    bool own_cuts; /* `cut` decides about every tensor: a layout need not know of meshes */
+    /* NULL: a mesh cuts all tensors as their layout says. Else how this container cuts a stored one:
+     * into `ways` equal parts along `axis` (-1: not at all; -2: as its layout says). Errors:
      * CKPT_E_USAGE, CKPT_E_UNSUPPORTED. */
     ckpt_status (*cut)(const ckpt_json *config, const ckpt_mesh *mesh, const char *name, int rank,
                        const int64_t *dims, int *axis, int64_t *ways, ckpt_err *err);

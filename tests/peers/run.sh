@@ -245,6 +245,23 @@ PY
 t fla_through_megatron_is_identical fla_roundtrip
 t fla_same_layout_is_identical fla_same_layout
 
+# ---- per-rank Megatron files --------------------------------------------------------------------
+
+mp_rank_real() { # CASE: what real Megatron saved, written again, is the same rank by rank
+    rm -rf "$work/mp"
+    convert "fixtures/mcore/mp_$1" "$work/mp" --optimizer drop
+    py mp_rank_load.py "$work/mp" "fixtures/mcore/mp_$1"
+}
+mp_rank_loads() {
+    rm -rf "$work/mp"
+    convert fixtures/mcore/legacy_tp2 "$work/mp" --to mp_rank --tp 2 --pp 2 --ep 2
+    py mp_rank_load.py "$work/mp"
+}
+for case in gpt_tp2_pp2 gpt_vpp gpt_bf16 mla_moe_tp2_ep2; do
+    t "mp_rank_of_megatron_$case" mp_rank_real "$case"
+done
+t mp_rank_loads_with_weights_only mp_rank_loads
+
 # ---- HDF5 ---------------------------------------------------------------------------------------
 
 hdf5_written() { # ARGS...: h5py reads every dataset, with checksums and digests
