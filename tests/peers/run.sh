@@ -199,10 +199,10 @@ torch_every_dtype() {
     py torch_equal.py "$work/every.dir" "$work/every.safetensors"
 }
 torch_hf_directory() { # ARGS...
-    rm -rf "$work/hf.bin"
-    convert "$hf" "$work/hf.bin" --to torch "$@"
-    py torch_equal.py "$work/hf.bin" "$hf"
-    py hf_logits.py "$work/hf.bin" "$hf.reference.safetensors"
+    rm -rf "$work/hf.torch"
+    convert "$hf" "$work/hf.torch" --to torch "$@"
+    py torch_equal.py "$work/hf.torch" "$hf"
+    py hf_logits.py "$work/hf.torch" "$hf.reference.safetensors"
 }
 t torch_loads_every_dtype torch_every_dtype
 t torch_loads_pytorch_model_bin torch_hf_directory
