@@ -1,6 +1,6 @@
 /* Synthetic checkpoints; see synth.h. Names follow the published Kimi-Linear checkpoint and
  * Megatron-Core's hybrid model with KDA and MLA (sharded keys, per layer). */
-#include "synth.h"
+#include "synth_internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -114,26 +114,7 @@ static uint64_t hash_name(const char *s)
     return h;
 }
 
-typedef struct dims4 {
-    int rank;
-    int64_t d[4];
-} dims4;
-
-static dims4 make_dims(int rank, int64_t a, int64_t b, int64_t c, int64_t d)
-{
-    dims4 dims = {
-        rank, {a, b, c, d}
-    };
-    return dims;
-}
-
-#define D1(a) make_dims(1, (a), 0, 0, 0)
-#define D2(a, b) make_dims(2, (a), (b), 0, 0)
-#define D3(a, b, c) make_dims(3, (a), (b), (c), 0)
-#define D4(a, b, c, d) make_dims(4, (a), (b), (c), (d))
-
-__attribute__((format(printf, 4, 5))) static void add(synth_model *m, const char *dtype, dims4 dims,
-                                                      const char *fmt, ...)
+void synth_add(synth_model *m, const char *dtype, dims4 dims, const char *fmt, ...)
 {
     if (m->n == m->cap) {
         m->cap = m->cap ? 2 * m->cap : 64;
@@ -156,12 +137,7 @@ __attribute__((format(printf, 4, 5))) static void add(synth_model *m, const char
     m->bytes += t->bytes;
 }
 
-typedef struct text {
-    char *s;
-    size_t n, cap;
-} text;
-
-__attribute__((format(printf, 2, 3))) static void put(text *t, const char *fmt, ...)
+void synth_put(text *t, const char *fmt, ...)
 {
     va_list ap, again;
     va_start(ap, fmt);
@@ -191,38 +167,39 @@ static void hf_kda(synth_model *m, const synth_sizes *s, int l)
     int64_t qk = s->nk * s->a, h = s->hidden;
     static const char *const qkv[] = {"q", "k", "v"};
     for (int i = 0; i < 3; i++) {
-        add(m, s->dtype, D2(qk, h), "model.layers.%d.self_attn.%s_proj.weight", l, qkv[i]);
-        add(m, s->dtype, D3(qk, 1, s->conv), "model.layers.%d.self_attn.%s_conv1d.weight", l,
-            qkv[i]);
+        synth_add(m, s->dtype, D2(qk, h), "model.layers.%d.self_attn.%s_proj.weight", l, qkv[i]);
+        synth_add(m, s->dtype, D3(qk, 1, s->conv), "model.layers.%d.self_attn.%s_conv1d.weight", l,
+                  qkv[i]);
     }
-    add(m, "F32", D4(1, 1, s->nk, 1), "model.layers.%d.self_attn.A_log", l);
-    add(m, "F32", D1(qk), "model.layers.%d.self_attn.dt_bias", l);
-    add(m, s->dtype, D2(s->rf, h), "model.layers.%d.self_attn.f_a_proj.weight", l);
-    add(m, s->dtype, D2(qk, s->rf), "model.layers.%d.self_attn.f_b_proj.weight", l);
-    add(m, s->dtype, D2(s->rg, h), "model.layers.%d.self_attn.g_a_proj.weight", l);
-    add(m, s->dtype, D2(qk, s->rg), "model.layers.%d.self_attn.g_b_proj.weight", l);
-    add(m, s->dtype, D2(s->nk, h), "model.layers.%d.self_attn.b_proj.weight", l);
-    add(m, s->dtype, D1(s->a), "model.layers.%d.self_attn.o_norm.weight", l);
-    add(m, s->dtype, D2(h, qk), "model.layers.%d.self_attn.o_proj.weight", l);
+    synth_add(m, "F32", D4(1, 1, s->nk, 1), "model.layers.%d.self_attn.A_log", l);
+    synth_add(m, "F32", D1(qk), "model.layers.%d.self_attn.dt_bias", l);
+    synth_add(m, s->dtype, D2(s->rf, h), "model.layers.%d.self_attn.f_a_proj.weight", l);
+    synth_add(m, s->dtype, D2(qk, s->rf), "model.layers.%d.self_attn.f_b_proj.weight", l);
+    synth_add(m, s->dtype, D2(s->rg, h), "model.layers.%d.self_attn.g_a_proj.weight", l);
+    synth_add(m, s->dtype, D2(qk, s->rg), "model.layers.%d.self_attn.g_b_proj.weight", l);
+    synth_add(m, s->dtype, D2(s->nk, h), "model.layers.%d.self_attn.b_proj.weight", l);
+    synth_add(m, s->dtype, D1(s->a), "model.layers.%d.self_attn.o_norm.weight", l);
+    synth_add(m, s->dtype, D2(h, qk), "model.layers.%d.self_attn.o_proj.weight", l);
 }
 
 static void hf_mla(synth_model *m, const synth_sizes *s, int l)
 {
     int64_t h = s->hidden;
-    add(m, s->dtype, D2(s->n * (s->dn + s->dr), h), "model.layers.%d.self_attn.q_proj.weight", l);
-    add(m, s->dtype, D2(s->rk + s->dr, h), "model.layers.%d.self_attn.kv_a_proj_with_mqa.weight",
-        l);
-    add(m, s->dtype, D1(s->rk), "model.layers.%d.self_attn.kv_a_layernorm.weight", l);
-    add(m, s->dtype, D2(s->n * (s->dn + s->dv), s->rk),
-        "model.layers.%d.self_attn.kv_b_proj.weight", l);
-    add(m, s->dtype, D2(h, s->n * s->dv), "model.layers.%d.self_attn.o_proj.weight", l);
+    synth_add(m, s->dtype, D2(s->n * (s->dn + s->dr), h), "model.layers.%d.self_attn.q_proj.weight",
+              l);
+    synth_add(m, s->dtype, D2(s->rk + s->dr, h),
+              "model.layers.%d.self_attn.kv_a_proj_with_mqa.weight", l);
+    synth_add(m, s->dtype, D1(s->rk), "model.layers.%d.self_attn.kv_a_layernorm.weight", l);
+    synth_add(m, s->dtype, D2(s->n * (s->dn + s->dv), s->rk),
+              "model.layers.%d.self_attn.kv_b_proj.weight", l);
+    synth_add(m, s->dtype, D2(h, s->n * s->dv), "model.layers.%d.self_attn.o_proj.weight", l);
 }
 
 static void hf_swiglu(synth_model *m, const synth_sizes *s, const char *prefix, int64_t width)
 {
-    add(m, s->dtype, D2(width, s->hidden), "%s.gate_proj.weight", prefix);
-    add(m, s->dtype, D2(width, s->hidden), "%s.up_proj.weight", prefix);
-    add(m, s->dtype, D2(s->hidden, width), "%s.down_proj.weight", prefix);
+    synth_add(m, s->dtype, D2(width, s->hidden), "%s.gate_proj.weight", prefix);
+    synth_add(m, s->dtype, D2(width, s->hidden), "%s.up_proj.weight", prefix);
+    synth_add(m, s->dtype, D2(s->hidden, width), "%s.down_proj.weight", prefix);
 }
 
 static void hf_channel_mixer(synth_model *m, const synth_sizes *s, int l)
@@ -234,15 +211,15 @@ static void hf_channel_mixer(synth_model *m, const synth_sizes *s, int l)
         return;
     }
     snprintf(prefix, sizeof prefix, "model.layers.%d.block_sparse_moe", l);
-    add(m, s->dtype, D2(s->experts, s->hidden), "%s.gate.weight", prefix);
-    add(m, "F32", D1(s->experts), "%s.gate.e_score_correction_bias", prefix);
+    synth_add(m, s->dtype, D2(s->experts, s->hidden), "%s.gate.weight", prefix);
+    synth_add(m, "F32", D1(s->experts), "%s.gate.e_score_correction_bias", prefix);
     for (int64_t e = 0; e < s->experts; e++) {
-        add(m, s->dtype, D2(s->expert_ffn, s->hidden), "%s.experts.%lld.w1.weight", prefix,
-            (long long)e);
-        add(m, s->dtype, D2(s->hidden, s->expert_ffn), "%s.experts.%lld.w2.weight", prefix,
-            (long long)e);
-        add(m, s->dtype, D2(s->expert_ffn, s->hidden), "%s.experts.%lld.w3.weight", prefix,
-            (long long)e);
+        synth_add(m, s->dtype, D2(s->expert_ffn, s->hidden), "%s.experts.%lld.w1.weight", prefix,
+                  (long long)e);
+        synth_add(m, s->dtype, D2(s->hidden, s->expert_ffn), "%s.experts.%lld.w2.weight", prefix,
+                  (long long)e);
+        synth_add(m, s->dtype, D2(s->expert_ffn, s->hidden), "%s.experts.%lld.w3.weight", prefix,
+                  (long long)e);
     }
     snprintf(prefix, sizeof prefix, "model.layers.%d.block_sparse_moe.shared_experts", l);
     hf_swiglu(m, s, prefix, s->shared_ffn);
@@ -258,33 +235,33 @@ static const char *torch_dtype(const char *name)
 static void hf_layer_list(text *t, const char *mixers, char letter)
 {
     const char *comma = "";
-    put(t, "[");
+    synth_put(t, "[");
     for (int i = 0; mixers[i]; i++)
         if (mixers[i] == letter) {
-            put(t, "%s%d", comma, i + 1);
+            synth_put(t, "%s%d", comma, i + 1);
             comma = ",";
         }
-    put(t, "]");
+    synth_put(t, "]");
 }
 
 static void hf_config(synth_model *m, const synth_sizes *s, const char *mixers)
 {
     text t = {0};
-#define INT(key, value) put(&t, "\"%s\":%lld,", key, (long long)(value))
-    put(&t, "{\"architectures\":[\"KimiLinearForCausalLM\"],\"model_type\":\"kimi_linear\",");
+#define INT(key, value) synth_put(&t, "\"%s\":%lld,", key, (long long)(value))
+    synth_put(&t, "{\"architectures\":[\"KimiLinearForCausalLM\"],\"model_type\":\"kimi_linear\",");
     INT("hidden_size", s->hidden);
     INT("num_hidden_layers", s->layers);
     INT("vocab_size", s->vocab);
     INT("num_attention_heads", s->n);
     INT("num_key_value_heads", s->n);
     INT("head_dim", s->a);
-    put(&t, "\"linear_attn_config\":{\"full_attn_layers\":");
+    synth_put(&t, "\"linear_attn_config\":{\"full_attn_layers\":");
     hf_layer_list(&t, mixers, '+');
-    put(&t, ",\"head_dim\":%lld,\"kda_layers\":", (long long)s->a);
+    synth_put(&t, ",\"head_dim\":%lld,\"kda_layers\":", (long long)s->a);
     hf_layer_list(&t, mixers, 'K');
-    put(&t, ",\"num_heads\":%lld,\"short_conv_kernel_size\":%lld},", (long long)s->nk,
-        (long long)s->conv);
-    put(&t, "\"mla_use_nope\":true,\"q_lora_rank\":null,");
+    synth_put(&t, ",\"num_heads\":%lld,\"short_conv_kernel_size\":%lld},", (long long)s->nk,
+              (long long)s->conv);
+    synth_put(&t, "\"mla_use_nope\":true,\"q_lora_rank\":null,");
     INT("kv_lora_rank", s->rk);
     INT("qk_nope_head_dim", s->dn);
     INT("qk_rope_head_dim", s->dr);
@@ -298,13 +275,14 @@ static void hf_config(synth_model *m, const synth_sizes *s, const char *mixers)
     INT("num_shared_experts", s->shared_ffn / s->expert_ffn);
     INT("num_expert_group", 1);
     INT("topk_group", 1);
-    put(&t, "\"moe_router_activation_func\":\"sigmoid\",\"moe_renormalize\":true,"
-            "\"use_grouped_topk\":true,\"routed_scaling_factor\":2.446,\"rms_norm_eps\":1e-05,"
-            "\"rope_theta\":10000.0,\"hidden_act\":\"silu\",\"initializer_range\":0.02,"
-            "\"bos_token_id\":1,\"eos_token_id\":2,\"pad_token_id\":0,"
-            "\"model_max_length\":4096,\"use_cache\":true,");
-    put(&t, "\"tie_word_embeddings\":%s,\"torch_dtype\":\"%s\"}\n", s->tied ? "true" : "false",
-        torch_dtype(s->dtype));
+    synth_put(&t,
+              "\"moe_router_activation_func\":\"sigmoid\",\"moe_renormalize\":true,"
+              "\"use_grouped_topk\":true,\"routed_scaling_factor\":2.446,\"rms_norm_eps\":1e-05,"
+              "\"rope_theta\":10000.0,\"hidden_act\":\"silu\",\"initializer_range\":0.02,"
+              "\"bos_token_id\":1,\"eos_token_id\":2,\"pad_token_id\":0,"
+              "\"model_max_length\":4096,\"use_cache\":true,");
+    synth_put(&t, "\"tie_word_embeddings\":%s,\"torch_dtype\":\"%s\"}\n",
+              s->tied ? "true" : "false", torch_dtype(s->dtype));
 #undef INT
     m->config = t.s;
 }
@@ -312,19 +290,19 @@ static void hf_config(synth_model *m, const synth_sizes *s, const char *mixers)
 /* mixers: one letter K or + per layer. */
 static void hf_model(synth_model *m, const synth_sizes *s, const char *mixers)
 {
-    add(m, s->dtype, D2(s->vocab, s->hidden), "model.embed_tokens.weight");
+    synth_add(m, s->dtype, D2(s->vocab, s->hidden), "model.embed_tokens.weight");
     for (int l = 0; l < s->layers; l++) {
-        add(m, s->dtype, D1(s->hidden), "model.layers.%d.input_layernorm.weight", l);
+        synth_add(m, s->dtype, D1(s->hidden), "model.layers.%d.input_layernorm.weight", l);
         if (mixers[l] == 'K')
             hf_kda(m, s, l);
         else
             hf_mla(m, s, l);
-        add(m, s->dtype, D1(s->hidden), "model.layers.%d.post_attention_layernorm.weight", l);
+        synth_add(m, s->dtype, D1(s->hidden), "model.layers.%d.post_attention_layernorm.weight", l);
         hf_channel_mixer(m, s, l);
     }
-    add(m, s->dtype, D1(s->hidden), "model.norm.weight");
+    synth_add(m, s->dtype, D1(s->hidden), "model.norm.weight");
     if (!s->tied)
-        add(m, s->dtype, D2(s->vocab, s->hidden), "lm_head.weight");
+        synth_add(m, s->dtype, D2(s->vocab, s->hidden), "lm_head.weight");
     hf_config(m, s, mixers);
 }
 
@@ -338,130 +316,136 @@ static void mg_kda(synth_model *m, const synth_sizes *s, int l)
     static const char *const qkv[] = {"query", "key", "value"};
     bool fused = s->rf == 0 && s->rg == 0;
     for (int i = 0; i < 3; i++) {
-        add(m, s->dtype, D2(qk, h), MG("self_attention.in_proj.weight.%s"), l, qkv[i]);
-        add(m, s->dtype, D3(qk, 1, s->conv), MG("self_attention.conv1d.weight.%s"), l, qkv[i]);
+        synth_add(m, s->dtype, D2(qk, h), MG("self_attention.in_proj.weight.%s"), l, qkv[i]);
+        synth_add(m, s->dtype, D3(qk, 1, s->conv), MG("self_attention.conv1d.weight.%s"), l,
+                  qkv[i]);
     }
     if (s->rf > 0) {
-        add(m, s->dtype, D2(s->rf, h), MG("self_attention.f_a_proj.weight"), l);
-        add(m, s->dtype, D2(qk, s->rf), MG("self_attention.f_b_proj.weight"), l);
+        synth_add(m, s->dtype, D2(s->rf, h), MG("self_attention.f_a_proj.weight"), l);
+        synth_add(m, s->dtype, D2(qk, s->rf), MG("self_attention.f_b_proj.weight"), l);
     } else if (fused) {
-        add(m, s->dtype, D2(qk, h), MG("self_attention.in_proj.weight.g"), l);
+        synth_add(m, s->dtype, D2(qk, h), MG("self_attention.in_proj.weight.g"), l);
     } else {
-        add(m, s->dtype, D2(qk, h), MG("self_attention.f_proj.weight"), l);
+        synth_add(m, s->dtype, D2(qk, h), MG("self_attention.f_proj.weight"), l);
     }
     if (s->rg > 0) {
-        add(m, s->dtype, D2(s->rg, h), MG("self_attention.g_a_proj.weight"), l);
-        add(m, s->dtype, D2(qk, s->rg), MG("self_attention.g_b_proj.weight"), l);
+        synth_add(m, s->dtype, D2(s->rg, h), MG("self_attention.g_a_proj.weight"), l);
+        synth_add(m, s->dtype, D2(qk, s->rg), MG("self_attention.g_b_proj.weight"), l);
     } else if (fused) {
-        add(m, s->dtype, D2(qk, h), MG("self_attention.in_proj.weight.gate"), l);
+        synth_add(m, s->dtype, D2(qk, h), MG("self_attention.in_proj.weight.gate"), l);
     } else {
-        add(m, s->dtype, D2(qk, h), MG("self_attention.g_proj.weight"), l);
+        synth_add(m, s->dtype, D2(qk, h), MG("self_attention.g_proj.weight"), l);
     }
-    add(m, s->dtype, D2(s->nk, h), MG("self_attention.beta_proj.weight"), l);
-    add(m, "F32", D1(s->nk), MG("self_attention.A_log"), l);
-    add(m, "F32", D1(qk), MG("self_attention.dt_bias"), l);
-    add(m, s->dtype, D1(s->a), MG("self_attention.out_norm.weight"), l);
-    add(m, s->dtype, D2(h, qk), MG("self_attention.out_proj.weight"), l);
+    synth_add(m, s->dtype, D2(s->nk, h), MG("self_attention.beta_proj.weight"), l);
+    synth_add(m, "F32", D1(s->nk), MG("self_attention.A_log"), l);
+    synth_add(m, "F32", D1(qk), MG("self_attention.dt_bias"), l);
+    synth_add(m, s->dtype, D1(s->a), MG("self_attention.out_norm.weight"), l);
+    synth_add(m, s->dtype, D2(h, qk), MG("self_attention.out_proj.weight"), l);
 }
 
 static void mg_mla(synth_model *m, const synth_sizes *s, int l)
 {
     int64_t h = s->hidden, q = s->n * (s->dn + s->dr);
     if (s->rq > 0) {
-        add(m, s->dtype, D2(s->rq, h), MG("self_attention.linear_q_down_proj.weight"), l);
-        add(m, s->dtype, D2(q, s->rq), MG("self_attention.linear_q_up_proj.weight"), l);
+        synth_add(m, s->dtype, D2(s->rq, h), MG("self_attention.linear_q_down_proj.weight"), l);
+        synth_add(m, s->dtype, D2(q, s->rq), MG("self_attention.linear_q_up_proj.weight"), l);
     } else {
-        add(m, s->dtype, D2(q, h), MG("self_attention.linear_q_proj.weight"), l);
+        synth_add(m, s->dtype, D2(q, h), MG("self_attention.linear_q_proj.weight"), l);
     }
-    add(m, s->dtype, D2(s->rk + s->dr, h), MG("self_attention.linear_kv_down_proj.weight"), l);
-    add(m, s->dtype, D2(s->n * (s->dn + s->dv), s->rk),
-        MG("self_attention.linear_kv_up_proj.weight"), l);
-    add(m, s->dtype, D2(h, s->n * s->dv), MG("self_attention.linear_proj.weight"), l);
+    synth_add(m, s->dtype, D2(s->rk + s->dr, h), MG("self_attention.linear_kv_down_proj.weight"),
+              l);
+    synth_add(m, s->dtype, D2(s->n * (s->dn + s->dv), s->rk),
+              MG("self_attention.linear_kv_up_proj.weight"), l);
+    synth_add(m, s->dtype, D2(h, s->n * s->dv), MG("self_attention.linear_proj.weight"), l);
     if (!s->latent_norm)
         return;
     if (s->latent_fused) {
-        add(m, s->dtype, D1(s->rk), MG("self_attention.linear_kv_up_proj.layer_norm_weight"), l);
+        synth_add(m, s->dtype, D1(s->rk), MG("self_attention.linear_kv_up_proj.layer_norm_weight"),
+                  l);
         if (s->rq > 0)
-            add(m, s->dtype, D1(s->rq), MG("self_attention.linear_q_up_proj.layer_norm_weight"), l);
+            synth_add(m, s->dtype, D1(s->rq),
+                      MG("self_attention.linear_q_up_proj.layer_norm_weight"), l);
     } else {
-        add(m, s->dtype, D1(s->rk), MG("self_attention.kv_layernorm.weight"), l);
+        synth_add(m, s->dtype, D1(s->rk), MG("self_attention.kv_layernorm.weight"), l);
         if (s->rq > 0)
-            add(m, s->dtype, D1(s->rq), MG("self_attention.q_layernorm.weight"), l);
+            synth_add(m, s->dtype, D1(s->rq), MG("self_attention.q_layernorm.weight"), l);
     }
 }
 
 static void mg_moe(synth_model *m, const synth_sizes *s, int l)
 {
     int64_t h = s->hidden, e = s->experts, f = s->expert_ffn;
-    add(m, s->dtype, D1(h), MG("pre_mlp_layernorm.weight"), l);
-    add(m, s->dtype, D2(e, h), MG("mlp.router.weight"), l);
+    synth_add(m, s->dtype, D1(h), MG("pre_mlp_layernorm.weight"), l);
+    synth_add(m, s->dtype, D2(e, h), MG("mlp.router.weight"), l);
     if (s->router_bias)
-        add(m, "F32", D1(e), MG("mlp.router.expert_bias"), l);
-    add(m, s->dtype, D3(e, 2 * f, h), MG("mlp.experts.experts.linear_fc1.weight"), l);
-    add(m, s->dtype, D3(e, h, f), MG("mlp.experts.experts.linear_fc2.weight"), l);
+        synth_add(m, "F32", D1(e), MG("mlp.router.expert_bias"), l);
+    synth_add(m, s->dtype, D3(e, 2 * f, h), MG("mlp.experts.experts.linear_fc1.weight"), l);
+    synth_add(m, s->dtype, D3(e, h, f), MG("mlp.experts.experts.linear_fc2.weight"), l);
     if (s->shared_ffn > 0) {
-        add(m, s->dtype, D2(2 * s->shared_ffn, h), MG("mlp.shared_experts.linear_fc1.weight"), l);
-        add(m, s->dtype, D2(h, s->shared_ffn), MG("mlp.shared_experts.linear_fc2.weight"), l);
+        synth_add(m, s->dtype, D2(2 * s->shared_ffn, h), MG("mlp.shared_experts.linear_fc1.weight"),
+                  l);
+        synth_add(m, s->dtype, D2(h, s->shared_ffn), MG("mlp.shared_experts.linear_fc2.weight"), l);
     }
 }
 
-static void mg_config_int(text *t, const char *key, int64_t value)
+void synth_put_int(text *t, const char *key, int64_t value)
 {
     if (value > 0)
-        put(t, "\"%s\":%lld,", key, (long long)value);
+        synth_put(t, "\"%s\":%lld,", key, (long long)value);
     else
-        put(t, "\"%s\":null,", key);
+        synth_put(t, "\"%s\":null,", key);
 }
 
 static void mg_config(synth_model *m, const synth_sizes *s)
 {
     text t = {0};
-    put(&t, "{\"hybrid_layer_pattern\":\"%s\",", m->pattern);
-    mg_config_int(&t, "num_layers", (int64_t)strlen(m->pattern));
-    mg_config_int(&t, "hidden_size", s->hidden);
-    mg_config_int(&t, "num_attention_heads", s->n);
-    mg_config_int(&t, "kv_channels", s->a);
-    mg_config_int(&t, "ffn_hidden_size", s->ffn);
-    mg_config_int(&t, "vocab_size", s->vocab);
-    mg_config_int(&t, "padded_vocab_size", s->vocab);
-    mg_config_int(&t, "make_vocab_size_divisible_by", 128);
-    mg_config_int(&t, "q_lora_rank", s->rq);
-    mg_config_int(&t, "kv_lora_rank", s->rk);
-    mg_config_int(&t, "qk_head_dim", s->dn);
-    mg_config_int(&t, "qk_pos_emb_head_dim", s->dr);
-    mg_config_int(&t, "v_head_dim", s->dv);
-    mg_config_int(&t, "linear_conv_kernel_dim", s->conv);
-    mg_config_int(&t, "linear_key_head_dim", s->a);
-    mg_config_int(&t, "linear_value_head_dim", s->a);
-    mg_config_int(&t, "linear_num_key_heads", s->nk);
-    mg_config_int(&t, "linear_num_value_heads", s->nk);
-    mg_config_int(&t, "kda_f_lora_rank", s->rf);
-    mg_config_int(&t, "kda_gate_lora_rank", s->rg);
-    mg_config_int(&t, "num_experts", s->experts);
-    mg_config_int(&t, "moe_ffn_hidden_size", s->expert_ffn);
-    mg_config_int(&t, "moe_router_topk", s->topk);
-    mg_config_int(&t, "moe_shared_expert_intermediate_size", s->shared_ffn);
-    put(&t, "\"multi_latent_attention\":true,\"rotary_base\":10000,\"rope_type\":\"rope\",");
-    put(&t, "\"position_embedding_type\":\"%s\",", s->rope ? "rope" : "none");
-    put(&t, "\"qk_layernorm\":%s,", s->latent_norm ? "true" : "false");
-    put(&t, "\"kda_safe_gate\":%s,", s->safe_gate ? "true" : "false");
-    put(&t, "\"kda_lower_bound\":%s,", s->safe_gate ? "-5.0" : "null");
-    put(&t, "\"moe_router_score_function\":\"sigmoid\",\"moe_router_topk_scaling_factor\":2.5,");
-    put(&t, "\"moe_router_enable_expert_bias\":%s,", s->router_bias ? "true" : "false");
-    put(&t, "\"normalization\":\"RMSNorm\",\"norm_epsilon\":1e-06,\"swiglu\":true,"
-            "\"add_bias_linear\":false,");
-    put(&t, "\"untie_embeddings_and_output_weights\":%s}", s->tied ? "false" : "true");
+    synth_put(&t, "{\"hybrid_layer_pattern\":\"%s\",", m->pattern);
+    synth_put_int(&t, "num_layers", (int64_t)strlen(m->pattern));
+    synth_put_int(&t, "hidden_size", s->hidden);
+    synth_put_int(&t, "num_attention_heads", s->n);
+    synth_put_int(&t, "kv_channels", s->a);
+    synth_put_int(&t, "ffn_hidden_size", s->ffn);
+    synth_put_int(&t, "vocab_size", s->vocab);
+    synth_put_int(&t, "padded_vocab_size", s->vocab);
+    synth_put_int(&t, "make_vocab_size_divisible_by", 128);
+    synth_put_int(&t, "q_lora_rank", s->rq);
+    synth_put_int(&t, "kv_lora_rank", s->rk);
+    synth_put_int(&t, "qk_head_dim", s->dn);
+    synth_put_int(&t, "qk_pos_emb_head_dim", s->dr);
+    synth_put_int(&t, "v_head_dim", s->dv);
+    synth_put_int(&t, "linear_conv_kernel_dim", s->conv);
+    synth_put_int(&t, "linear_key_head_dim", s->a);
+    synth_put_int(&t, "linear_value_head_dim", s->a);
+    synth_put_int(&t, "linear_num_key_heads", s->nk);
+    synth_put_int(&t, "linear_num_value_heads", s->nk);
+    synth_put_int(&t, "kda_f_lora_rank", s->rf);
+    synth_put_int(&t, "kda_gate_lora_rank", s->rg);
+    synth_put_int(&t, "num_experts", s->experts);
+    synth_put_int(&t, "moe_ffn_hidden_size", s->expert_ffn);
+    synth_put_int(&t, "moe_router_topk", s->topk);
+    synth_put_int(&t, "moe_shared_expert_intermediate_size", s->shared_ffn);
+    synth_put(&t, "\"multi_latent_attention\":true,\"rotary_base\":10000,\"rope_type\":\"rope\",");
+    synth_put(&t, "\"position_embedding_type\":\"%s\",", s->rope ? "rope" : "none");
+    synth_put(&t, "\"qk_layernorm\":%s,", s->latent_norm ? "true" : "false");
+    synth_put(&t, "\"kda_safe_gate\":%s,", s->safe_gate ? "true" : "false");
+    synth_put(&t, "\"kda_lower_bound\":%s,", s->safe_gate ? "-5.0" : "null");
+    synth_put(&t,
+              "\"moe_router_score_function\":\"sigmoid\",\"moe_router_topk_scaling_factor\":2.5,");
+    synth_put(&t, "\"moe_router_enable_expert_bias\":%s,", s->router_bias ? "true" : "false");
+    synth_put(&t, "\"normalization\":\"RMSNorm\",\"norm_epsilon\":1e-06,\"swiglu\":true,"
+                  "\"add_bias_linear\":false,");
+    synth_put(&t, "\"untie_embeddings_and_output_weights\":%s}", s->tied ? "false" : "true");
     m->config = t.s;
 }
 
 /* m->pattern: one letter per block. */
 static void mg_model(synth_model *m, const synth_sizes *s)
 {
-    add(m, s->dtype, D2(s->vocab, s->hidden), "embedding.word_embeddings.weight");
+    synth_add(m, s->dtype, D2(s->vocab, s->hidden), "embedding.word_embeddings.weight");
     for (int l = 0; m->pattern[l]; l++) {
         char kind = m->pattern[l];
         if (kind == 'K' || kind == '+')
-            add(m, s->dtype, D1(s->hidden), MG("input_layernorm.weight"), l);
+            synth_add(m, s->dtype, D1(s->hidden), MG("input_layernorm.weight"), l);
         if (kind == 'K') {
             mg_kda(m, s, l);
         } else if (kind == '+') {
@@ -470,17 +454,17 @@ static void mg_model(synth_model *m, const synth_sizes *s)
             mg_moe(m, s, l);
         } else {
             /* Transformer Engine fuses norms into the linears that follow, everywhere or nowhere. */
-            add(m, s->dtype, D1(s->hidden),
-                s->latent_fused ? MG("mlp.linear_fc1.layer_norm_weight")
-                                : MG("pre_mlp_layernorm.weight"),
-                l);
-            add(m, s->dtype, D2(2 * s->ffn, s->hidden), MG("mlp.linear_fc1.weight"), l);
-            add(m, s->dtype, D2(s->hidden, s->ffn), MG("mlp.linear_fc2.weight"), l);
+            synth_add(m, s->dtype, D1(s->hidden),
+                      s->latent_fused ? MG("mlp.linear_fc1.layer_norm_weight")
+                                      : MG("pre_mlp_layernorm.weight"),
+                      l);
+            synth_add(m, s->dtype, D2(2 * s->ffn, s->hidden), MG("mlp.linear_fc1.weight"), l);
+            synth_add(m, s->dtype, D2(s->hidden, s->ffn), MG("mlp.linear_fc2.weight"), l);
         }
     }
-    add(m, s->dtype, D1(s->hidden), "decoder.final_norm.weight");
+    synth_add(m, s->dtype, D1(s->hidden), "decoder.final_norm.weight");
     if (!s->tied)
-        add(m, s->dtype, D2(s->vocab, s->hidden), "output_layer.weight");
+        synth_add(m, s->dtype, D2(s->vocab, s->hidden), "output_layer.weight");
     mg_config(m, s);
 }
 
@@ -488,7 +472,7 @@ static void mg_model(synth_model *m, const synth_sizes *s)
 
 static const char *const weight_dtypes[] = {"BF16", "F16", "F32"};
 
-static synth_sizes draw_sizes(synth_rng *rng)
+synth_sizes synth_draw_sizes(synth_rng *rng)
 {
     static const int64_t hidden[] = {8, 16, 24, 40}, heads[] = {2, 4, 8}, dim[] = {2, 4, 6, 8},
                          vocab[] = {17, 40, 131, 1024, 1024}, ranks[] = {4, 8, 12},
@@ -521,20 +505,20 @@ static synth_sizes draw_sizes(synth_rng *rng)
     return s;
 }
 
-static int64_t gcd(int64_t a, int64_t b)
+int64_t synth_gcd(int64_t a, int64_t b)
 {
-    return b == 0 ? a : gcd(b, a % b);
+    return b == 0 ? a : synth_gcd(b, a % b);
 }
 
-static void set_units(synth_model *m, const synth_sizes *s)
+void synth_set_units(synth_model *m, const synth_sizes *s)
 {
     m->tp_unit = 8;
     if (strchr(m->pattern, 'K'))
-        m->tp_unit = gcd(m->tp_unit, s->nk);
+        m->tp_unit = synth_gcd(m->tp_unit, s->nk);
     if (strchr(m->pattern, '+'))
-        m->tp_unit = gcd(m->tp_unit, s->n);
-    m->tp_unit = gcd(m->tp_unit, gcd(s->ffn, s->shared_ffn ? s->shared_ffn : 8));
-    m->etp_unit = gcd(8, s->expert_ffn);
+        m->tp_unit = synth_gcd(m->tp_unit, s->n);
+    m->tp_unit = synth_gcd(m->tp_unit, synth_gcd(s->ffn, s->shared_ffn ? s->shared_ffn : 8));
+    m->etp_unit = synth_gcd(8, s->expert_ffn);
     m->experts = strchr(m->pattern, 'E') ? s->experts : 1;
     m->blocks = (int64_t)strlen(m->pattern);
     m->vocab_fits = s->vocab % (8 * 128) == 0; /* Megatron pads to 128 rows per TP rank */
@@ -542,7 +526,7 @@ static void set_units(synth_model *m, const synth_sizes *s)
 
 static void random_hf(synth_model *m, synth_rng *rng)
 {
-    synth_sizes s = draw_sizes(rng);
+    synth_sizes s = synth_draw_sizes(rng);
     char mixers[8] = "";
     s.layers = 1 + (int)synth_below(rng, 4);
     s.dense = (int)synth_below(rng, (uint64_t)s.layers + 1);
@@ -553,7 +537,7 @@ static void random_hf(synth_model *m, synth_rng *rng)
         m->pattern[2 * l] = mixers[l];
         m->pattern[2 * l + 1] = l < s.dense ? '-' : 'E';
     }
-    set_units(m, &s);
+    synth_set_units(m, &s);
     m->blocks = s.layers; /* a pipeline stage may not cut a layer */
     hf_model(m, &s, mixers);
 }
@@ -562,7 +546,7 @@ static void random_megatron(synth_model *m, synth_rng *rng)
 {
     static const char letters[] = "KKK++-E";
     static const int64_t ranks[] = {0, 0, 1, 3, 4, 8};
-    synth_sizes s = draw_sizes(rng);
+    synth_sizes s = synth_draw_sizes(rng);
     int blocks = 1 + (int)synth_below(rng, 7);
     for (int i = 0; i < blocks; i++)
         m->pattern[i] = letters[synth_below(rng, sizeof letters - 1)];
@@ -575,7 +559,7 @@ static void random_megatron(synth_model *m, synth_rng *rng)
     s.rope = synth_coin(rng);
     if (synth_below(rng, 4) == 0)
         s.shared_ffn = 0;
-    set_units(m, &s);
+    synth_set_units(m, &s);
     mg_model(m, &s);
 }
 
@@ -589,8 +573,8 @@ static void random_plain(synth_model *m, synth_rng *rng)
         };
         for (int k = 0; k < d.rank; k++)
             d.d[k] = synth_pick(rng, extents, COUNT(extents));
-        add(m, dtypes[synth_below(rng, COUNT(dtypes))].name, d, "t%zu.%s", i,
-            synth_coin(rng) ? "weight" : "x/y z");
+        synth_add(m, dtypes[synth_below(rng, COUNT(dtypes))].name, d, "t%zu.%s", i,
+                  synth_coin(rng) ? "weight" : "x/y z");
     }
     m->tp_unit = m->etp_unit = m->experts = m->blocks = 1;
 }
@@ -623,10 +607,10 @@ static void draw_states(synth_model *m, synth_rng *rng)
                 step ? 0 : t.rank, {t.dims[0], t.dims[1], t.dims[2], t.dims[3]}
             };
             if (last)
-                add(m, "F32", dims, "%s.state.%s.%s", which == 4 ? "optim" : "optimizer", t.name,
-                    state);
+                synth_add(m, "F32", dims, "%s.state.%s.%s", which == 4 ? "optim" : "optimizer",
+                          t.name, state);
             else
-                add(m, "F32", dims, "optimizer.state.%s.%s", state, t.name);
+                synth_add(m, "F32", dims, "optimizer.state.%s.%s", state, t.name);
             if (step) /* fused parameters share theirs */
                 m->tensors[m->n - 1].seed = mix(m->seed);
         }
@@ -644,7 +628,10 @@ void synth_random(synth_model *m, synth_kind kind, uint64_t seed)
         random_hf(m, &rng);
         break;
     case SYNTH_MEGATRON:
-        random_megatron(m, &rng);
+        if (synth_coin(&rng))
+            synth_random_gpt(m, &rng);
+        else
+            random_megatron(m, &rng);
         break;
     case SYNTH_PLAIN:
         random_plain(m, &rng);

@@ -55,6 +55,10 @@ typedef struct synth_sizes {
     int64_t n, rq, rk, dn, dr, dv; /* MLA; rq 0 = none */
     int64_t ffn, experts, expert_ffn, shared_ffn, topk;
     bool tied, router_bias, latent_norm, latent_fused, safe_gate, rope;
+    int64_t groups, head_dim; /* attention */
+    int64_t gk, gv, ga, gb;   /* GDN */
+    bool qk_norm, qkv_bias, gate, centered, plain_mlp;
+    int depths;        /* of multi-token prediction */
     const char *dtype; /* of weights; A_log, dt_bias and router bias stay F32 */
     int layers;        /* HF layers */
     int dense;         /* leading HF layers with a dense MLP */
