@@ -388,8 +388,12 @@ static ckpt_status read_config(ckpt_binder *b, ckpt_err *err)
                                       err != NULL ? err->text : "not readable"));
         CKPT_CHECK(ckpt_config_symbols(m->config, &m->syms, err));
     }
+    /* sizes and choices only: what the tensors say of layers stays theirs */
+    const ckpt_json *said = b->configured ? m->config : b->opts->config;
+    if (!b->configured && said != NULL && ckpt_config_symbols(said, &m->syms, NULL) != CKPT_OK)
+        m->syms = (ckpt_symtab){.n = 0};
     if (b->layout->choices != NULL)
-        b->layout->choices(m->config, &text);
+        b->layout->choices(said != NULL ? said : m->config, &text);
     b->choices =
         ckpt_arena_strndup(&m->arena, text.data != NULL ? (char *)text.data : "", text.len);
     if (text.failed || b->choices == NULL)

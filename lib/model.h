@@ -65,6 +65,8 @@ typedef struct ckpt_model {
 
 typedef struct ckpt_model_opts {
     const ckpt_layout *layout; /* force; NULL = detect */
+    const ckpt_json *config;   /* canonical, of a manifest: gives sizes that shapes leave open where
+                                  the source has no configuration; may be NULL */
     const char *layout_group;  /* restrict detection to a --layout group, or NULL */
     bool allow_unknown;        /* stored tensors without a row become extra instead of an error */
     bool fp8_raw;              /* F8 weights and their scales as they are stored, not dequantised */

@@ -189,12 +189,14 @@ ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
     ckpt_manifest manifest = {0};
     bool found = false, partial = false;
     (void)tool;
-    if (opts == NULL)
-        opts = &defaults;
-    ckpt_status status = ckpt_model_bind(model, src, opts, err);
+    ckpt_model_opts with = opts != NULL ? *opts : defaults;
+    opts = &with;
     /* a manifest that cannot be read is reported by the commands that compare with it */
     if (ckpt_manifest_load(src, &manifest, &found, NULL) != CKPT_OK)
         found = false;
+    if (found && ckpt_json_child(src->config) == NULL)
+        with.config = manifest.config;
+    ckpt_status status = ckpt_model_bind(model, src, opts, err);
     bool free_choice = opts->layout == NULL && opts->layout_group == NULL;
     if (found && free_choice && status != CKPT_E_NOMEM && status != CKPT_E_IO &&
         status != CKPT_E_INTERRUPTED && (status != CKPT_OK || !is_whole(model))) {
