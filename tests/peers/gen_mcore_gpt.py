@@ -2,6 +2,8 @@
 Megatron-Core on the CPU, in one gloo process, with the plain tensors beside them.
 
 usage: gen_mcore_gpt.py OUT_DIR [NAME...]
+       gen_mcore_gpt.py --load DIR NAME   build NAME, load it from the iteration directory DIR as a
+                                          training run would, and compare with what was saved
 
 gpt_dense    homogeneous: one tensor a weight, layers stacked; grouped queries, q/k norms
 gpt_relu2    homogeneous, squared ReLU without a gate, qkv biases, tied embeddings
@@ -323,11 +325,7 @@ def save(out, name):
     path = os.path.join(root, "iter_0000010")
     shutil.rmtree(root, ignore_errors=True)
     os.makedirs(path)
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    state = model.sharded_state_dict(
-        metadata={"dp_cp_group": group, "singleton_local_shards": False}
-    )
-    state = {"model": state, "args": args, "checkpoint_version": 3.0, "iteration": 10,
+    state = {"model": sharded(model), "args": args, "checkpoint_version": 3.0, "iteration": 10,
              "content_metadata": {"singleton_local_shards": False}}
     dist_checkpointing.save(state, path)
     with open(os.path.join(root, "latest_checkpointed_iteration.txt"), "w") as f:
@@ -338,12 +336,42 @@ def save(out, name):
     print(name, len(plain), "tensors")
 
 
+def sharded(model):
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return model.sharded_state_dict(
+        metadata={"dp_cp_group": group, "singleton_local_shards": False}
+    )
+
+
+def load(path, name):
+    model, _ = MODELS[name]()
+    with torch.no_grad():
+        fill(model)
+        want = {k: v.clone() for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+        for v in model.state_dict().values():
+            if isinstance(v, torch.Tensor) and v.is_floating_point():
+                v.zero_()
+    state = {k: v for k, v in sharded(model).items() if not k.endswith("_extra_state")}
+    loaded = dist_checkpointing.load({"model": state}, path)
+    missing, unexpected = model.load_state_dict(loaded["model"], strict=False)
+    missing = [k for k in missing if not k.endswith("_extra_state")]
+    assert not missing and not unexpected, (missing, unexpected)
+    for key, value in model.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, want[key]), key
+    print(name, len(want), "tensors loaded by the model that saved them")
+
+
 def main():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     parallel_state.initialize_model_parallel(1, 1)
+    if sys.argv[1] == "--load":
+        load(sys.argv[2], sys.argv[3])
+        dist.destroy_process_group()
+        return
     for name in sys.argv[2:] or MODELS:
         try:
             save(sys.argv[1], name)
