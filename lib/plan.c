@@ -92,7 +92,12 @@ static ckpt_status check_tiling(ckpt_planner *p, size_t first, size_t last, cons
                      .dtype = CKPT_U8,
                      .rank = n};
     status = ckpt_tensor_check(&fake, &t, err);
-    if (status == CKPT_E_FORMAT)
+    if (status == CKPT_E_FORMAT && it->canon.state != NULL)
+        status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                           "tensor '%s' holds the state of several parameters, and some of them "
+                           "(frozen ones?) have none; --optimizer drop leaves it out",
+                           it->stored);
+    else if (status == CKPT_E_FORMAT)
         status = err != NULL ? (err->code = CKPT_E_UNSUPPORTED) : CKPT_E_UNSUPPORTED;
 done:
     free(numbers);

@@ -596,6 +596,7 @@ static void draw_states(synth_model *m, synth_rng *rng)
     static const char *const suffix[] = {"exp_avg", "exp_avg_sq", "step"};
     if (synth_coin(rng))
         return;
+    m->frozen = frozen;
     for (size_t i = 0; i < n; i++) {
         const synth_tensor t = m->tensors[i];
         if (strstr(t.name, "bias") != NULL || (frozen && strstr(t.name, "layers.0.") != NULL))

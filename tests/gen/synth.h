@@ -45,6 +45,7 @@ typedef struct synth_model {
     /* What a mesh must divide: TP (heads, widths), expert TP, EP, PP. */
     int64_t tp_unit, etp_unit, experts, blocks;
     bool vocab_fits; /* no mesh has to pad the vocabulary */
+    bool frozen;     /* one layer has no optimizer state while the others do */
     uint64_t bytes;  /* of all tensors */
 } synth_model;
 

@@ -218,7 +218,9 @@ int main(int argc, char **argv)
         fputs("usage: stcmp A B [FROM=TO ...]\n", stderr);
         return 2;
     }
-    set a = load(argv[1]), b = load(argv[2]);
+    static set a, b; /* held to the end */
+    a = load(argv[1]);
+    b = load(argv[2]);
     size_t bad = 0, bytes = 0;
     for (size_t i = 0; i < a.n; i++) {
         const tensor *x = &a.t[i], *y = find_renamed(&b, x->name, argv + 3, argc - 3);
