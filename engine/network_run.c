@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "checked.h"
+#include "io.h"
 
 typedef union saved {
     ENG(linattn_saved) linattn;
@@ -182,6 +183,7 @@ static ckpt_status blocks_forward(pass *p, int64_t lo, int64_t hi, real *x, real
         double aux[2] = {0, 0};
         bool reuse = !p->run->backward && before != NULL;
         p->records[i].x = x;
+        CKPT_CHECK(ckpt_check_interrupted(p->err));
         real *y = reuse ? before : ckpt_eng_take(p->e, p->T * H, sizeof *y);
         before = i > lo ? x : NULL; /* the first is the caller's */
         size_t mark = ckpt_eng_mark(p->e);
@@ -209,6 +211,7 @@ static ckpt_status blocks_backward(pass *p, int64_t lo, int64_t hi, real *dx)
     ckpt_status status = CKPT_OK;
     for (int64_t i = hi; i-- > lo;) {
         size_t mark = ckpt_eng_mark(p->e);
+        CKPT_CHECK(ckpt_check_interrupted(p->err));
         if (p->run->recompute) {
             double aux[2];
             int64_t *counts = p->run->expert_counts;

@@ -292,8 +292,8 @@ static bool has_sibling(const void *self, const char *rest)
 /* Stored names follow Transformer Engine's modules, where the linear layer after a norm holds it. The
  * local modules keep norms apart and are renamed (sharded_state_dict_keys_map of
  * get_gpt_layer_local_spec). The renaming of the norm before MoE, to that of a layer which does not
- * exist there, is not followed. */
-static const char *stored_name(const ckpt_mp_param *p)
+ * exist there, is not followed. The layers of hybrid models have no such map. */
+static const char *stored_name(const ckpt_mp_param *p, bool hybrid)
 {
     static const struct {
         const char *memory, *linear, *stored;
@@ -306,8 +306,8 @@ static const char *stored_name(const ckpt_mp_param *p)
         {"pre_mlp_layernorm.bias",   "mlp.linear_fc1.weight",            "mlp.linear_fc1.layer_norm_bias"  },
     };
     for (size_t i = 0; i < sizeof fused / sizeof fused[0]; i++)
-        if (strcmp(p->place.rest, fused[i].memory) == 0 && has_sibling(p, fused[i].linear) &&
-            has_sibling(p, "self_attention.linear_qkv.weight"))
+        if (!hybrid && strcmp(p->place.rest, fused[i].memory) == 0 &&
+            has_sibling(p, fused[i].linear) && has_sibling(p, "self_attention.linear_qkv.weight"))
             return fused[i].stored;
     if (p->rule == NULL)
         return p->place.rest;
@@ -436,7 +436,7 @@ ckpt_status ckpt_mp_add(ckpt_mp_reader *r, ckpt_mp_param *p, ckpt_err *err)
     if (copy) /* the last stage's copy of the embedding */
         (void)ckpt_rank_split("embedding.word_embeddings.weight", &p->place);
     p->rule = ckpt_rank_by_memory(p->place.rest, &p->expert);
-    p->stored = stored_name(p);
+    p->stored = stored_name(p, r->hybrid);
     bool expert = p->rule != NULL && p->rule->expert;
     if (expert && (r->local_experts == 0 || p->expert >= r->local_experts))
         return ckpt_fail(err, CKPT_E_FORMAT,

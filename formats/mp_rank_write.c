@@ -50,7 +50,7 @@ typedef struct writer {
     known *known;
     bool **written; /* [tensor][chunk] */
     int64_t layers, experts;
-    bool gated, local, sequential, tied, mtp, kda_low_rank;
+    bool gated, local, hybrid, sequential, tied, mtp, kda_low_rank;
     entry *entries; /* of one rank */
     size_t n_entries, cap_entries;
     ckpt_buf head; /* pickle up to the models */
@@ -83,7 +83,7 @@ static const char *local_norm(const writer *w, const char *rest)
         {"mlp.linear_fc1.layer_norm_weight",            "pre_mlp_layernorm.weight"},
         {"mlp.linear_fc1.layer_norm_bias",              "pre_mlp_layernorm.bias"  },
     };
-    for (size_t i = 0; w->local && i < sizeof names / sizeof names[0]; i++)
+    for (size_t i = 0; w->local && !w->hybrid && i < sizeof names / sizeof names[0]; i++)
         if (strcmp(rest, names[i][0]) == 0)
             return names[i][1];
     return NULL;
@@ -435,6 +435,8 @@ static void read_config(writer *w)
     w->tied = !untied;
     w->gated = ckpt_rank_flag(args, "swiglu") || ckpt_rank_flag(args, "gated_linear_unit");
     w->local = impl != NULL && strcmp(impl, "local") == 0;
+    w->hybrid = ckpt_json_is_string(ckpt_json_get(args, "hybrid_layer_pattern")) ||
+                ckpt_json_is_string(ckpt_json_get(args, "hybrid_override_pattern"));
     w->sequential = w->local || !ckpt_rank_flag(args, "moe_grouped_gemm");
     w->kda_low_rank = ckpt_rank_arg(args, "kda_f_lora_rank", &rank) ||
                       ckpt_rank_arg(args, "kda_gate_lora_rank", &rank);

@@ -323,6 +323,26 @@ ckpt_status ckpt_bind_config(ckpt_binder *b, char **pattern_out, ckpt_err *err)
     return CKPT_OK;
 }
 
+/* What a manifest says of a model without a configuration of its own, where the tensors do not say
+ * otherwise: every size and every block that they show must be the same. */
+static ckpt_status adopt_config(ckpt_binder *b, ckpt_err *err)
+{
+    ckpt_json *config = b->m->config;
+    const ckpt_json *said = b->opts->config;
+    if (b->configured || said == NULL)
+        return CKPT_OK;
+    for (const ckpt_json *c = ckpt_json_child(config); c != NULL; c = ckpt_json_next(c)) {
+        const ckpt_json *other = ckpt_json_get(said, ckpt_json_key(c));
+        if (other == NULL || !ckpt_json_equal(c, other))
+            return CKPT_OK;
+    }
+    for (const ckpt_json *c = ckpt_json_child(said); c != NULL; c = ckpt_json_next(c))
+        if (ckpt_json_get(config, ckpt_json_key(c)) == NULL &&
+            !ckpt_json_set(config, ckpt_json_key(c), ckpt_json_dup(c)))
+            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory completing a configuration");
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_bind_finish(ckpt_binder *b, const char *pattern, ckpt_err *err)
 {
     ckpt_model *m = b->m;
@@ -336,6 +356,7 @@ ckpt_status ckpt_bind_finish(ckpt_binder *b, const char *pattern, ckpt_err *err)
     CKPT_CHECK(check_present(b, err));
     CKPT_CHECK(add_depths(b, err));
     CKPT_CHECK(ckpt_config_complete(m->config, &m->syms, pattern, tied, err));
+    CKPT_CHECK(adopt_config(b, err));
     int64_t mtp_blocks = 0;
     (void)ckpt_json_int(ckpt_json_get(m->config, "mtp_blocks"), &mtp_blocks);
     m->n_main = m->n_blocks - (int)mtp_blocks;

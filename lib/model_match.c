@@ -343,6 +343,8 @@ done:
 ckpt_status ckpt_bind_kinds(ckpt_binder *b, ckpt_err *err)
 {
     const char *pattern = ckpt_json_string(ckpt_json_get(b->m->config, "pattern"));
+    if (pattern == NULL) /* of a manifest */
+        pattern = ckpt_json_string(ckpt_json_get(b->opts->config, "pattern"));
     size_t n_pattern = pattern != NULL ? strlen(pattern) : 0;
     b->block_kind = calloc(b->n_blocks + 1, sizeof *b->block_kind);
     if (b->block_kind == NULL)

@@ -538,6 +538,8 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     clock_gettime(CLOCK_MONOTONIC, &start);
     if (!c->plan_opts.single_file)
         CKPT_CHECK(ckpt_journal_prepare(&c->journal, &c->plan, err));
+    else if (c->o->resume)
+        ckpt_tool_note(c->tool, "note: --resume: a single file is one unit and is written anew");
     CKPT_CHECK(
         ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force, err));
     if (c->journal.active)

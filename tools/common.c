@@ -123,9 +123,11 @@ static ckpt_status note_partial(ckpt_model *model, ckpt_err *err)
     model->n_notes = kept;
     if (n > SHOWN)
         ckpt_buf_printf(&b, " and more");
-    status = add_note(model, err, "partial: the manifest lists %zu tensor%s%s%s", model->n_tensors,
-                      ckpt_tool_plural(model->n_tensors), n > 0 ? ", missing " : "",
-                      b.data != NULL ? (const char *)b.data : ", not the whole model");
+    if (n == 0) /* whole: the manifest had to say which of several layouts it is */
+        return CKPT_OK;
+    status = add_note(model, err, "partial: the manifest lists %zu tensor%s, missing %s",
+                      model->n_tensors, ckpt_tool_plural(model->n_tensors),
+                      b.data != NULL ? (const char *)b.data : "?");
     ckpt_buf_release(&b);
     return status;
 }
