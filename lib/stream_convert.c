@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #define LANES_IN_FLIGHT 8
-#define WAVE_MAX ((uint64_t)4 << 20)      /* bytes of a piece of a lane of several files */
+#define WAVE_MAX ((uint64_t)16 << 20)     /* bytes of a piece of a lane of several files */
 #define WAVE_FILE_MIN ((uint64_t)1 << 20) /* smaller files have a lane of their own */
 #define DIRECT_MIN ((uint64_t)64 << 20)   /* files from this size on are written with O_DIRECT */
 #define PAGE 4096
