@@ -151,7 +151,8 @@ static void bench_gemm(int64_t n, int repeats, int threads)
     float *x = numbers(n * n, 1, 0), *w = numbers(n * n, 1, 0), *y = numbers(n * n, 1, 0);
     double ours[MAX_REPEATS], blas[MAX_REPEATS];
     ckpt_eng_init(&e, threads);
-    need(ckpt_eng_reserve(&e, 64, &err), &err);
+    need(ENG(linear)(&e, n, n, n, x, n, w, NULL, false, y, n, &err), &err);
+    need(ckpt_eng_reserve(&e, e.peak, &err), &err);
     int real_threads = e.threads;
     for (int i = -1; i < repeats; i++) {
         openblas_set_num_threads(real_threads);

@@ -18,7 +18,7 @@ def save(path):
     torch.manual_seed(0)
     layers = 8
     config = KimiLinearConfig(
-        vocab_size=32000, hidden_size=512, num_hidden_layers=layers, num_attention_heads=4,
+        vocab_size=32000, pad_token_id=0, bos_token_id=1, eos_token_id=2, hidden_size=512, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=4, intermediate_size=1536, moe_intermediate_size=512, num_experts=8,
         num_experts_per_token=2, num_shared_experts=1, first_k_dense_replace=1, kv_lora_rank=128,
         q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
