@@ -10,17 +10,10 @@
 #include <math.h>
 
 #include "checked.h"
+#include "real_math.h"
 
 #define BLOCK_Q 64
 #define BLOCK_K 128
-
-#if CKPT_REAL == 32
-#define EXP expf
-#define LOG logf
-#else
-#define EXP exp
-#define LOG log
-#endif
 
 typedef struct job {
     const ckpt_eng_attention *a;

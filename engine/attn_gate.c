@@ -1,8 +1,7 @@
 #include "attn_gate.h"
 
-#include <math.h>
-
 #include "checked.h"
+#include "real_math.h"
 
 #define ROWS 64 /* an item */
 
@@ -12,15 +11,6 @@ typedef struct gate_job {
     real *y, *dg; /* y: result, or gradient of o */
 } gate_job;
 
-static real sigmoid(real x)
-{
-#if CKPT_REAL == 32
-    return 1 / (1 + expf(-x));
-#else
-    return 1 / (1 + exp(-x));
-#endif
-}
-
 static void gate_item(void *arg, int64_t item, int worker)
 {
     const gate_job *j = arg;
@@ -29,7 +19,7 @@ static void gate_item(void *arg, int64_t item, int worker)
     for (int64_t r = item * ROWS; r < hi; r++)
         for (int64_t c = 0; c < j->D; c++)
             j->y[r * j->D + c] =
-                j->o[r * j->D + c] * sigmoid(j->g[r * j->per + (j->per == 1 ? 0 : c)]);
+                j->o[r * j->D + c] * ENG(logistic)(j->g[r * j->per + (j->per == 1 ? 0 : c)]);
 }
 
 void ENG(gate_heads)(const ckpt_eng *e, int64_t T, int64_t N, int64_t D, int64_t per, const real *o,
@@ -47,7 +37,7 @@ static void gate_bwd_item(void *arg, int64_t item, int worker)
     for (int64_t r = item * ROWS; r < hi; r++) {
         real sum = 0;
         for (int64_t c = 0; c < j->D; c++) {
-            real s = sigmoid(j->g[r * j->per + (j->per == 1 ? 0 : c)]);
+            real s = ENG(logistic)(j->g[r * j->per + (j->per == 1 ? 0 : c)]);
             real dy = j->dy[r * j->D + c], ds = dy * j->o[r * j->D + c];
             j->y[r * j->D + c] = dy * s;
             if (j->per != 1)
@@ -55,7 +45,7 @@ static void gate_bwd_item(void *arg, int64_t item, int worker)
             sum += ds;
         }
         if (j->per == 1) {
-            real s = sigmoid(j->g[r]);
+            real s = ENG(logistic)(j->g[r]);
             j->dg[r] = sum * s * (1 - s);
         }
     }

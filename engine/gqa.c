@@ -82,18 +82,6 @@ done:
     return status;
 }
 
-/* One projection of x: its gradients, rotation and norm undone first. */
-static ckpt_status project_bwd(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T, int64_t n_out,
-                               const real *dy, const real *x, const real *w, bool add, real *dx,
-                               real *dw, real *dbias, ckpt_err *err)
-{
-    ckpt_status status;
-    CKPT_CHECK(ENG(linear_dw)(e, T, b->H, n_out, dy, n_out, x, b->H, dw, dbias, err));
-    CKPT_CHECK(ENG(linear_dx)(e, T, b->H, n_out, dy, n_out, w, add, dx, b->H, err));
-done:
-    return status;
-}
-
 static ckpt_status undo_rotation(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T, int64_t heads,
                                  const real *w, const ENG(rope_tables) * rope, const real *raw,
                                  const real *r, real *d, real *dw, ckpt_err *err)
@@ -134,7 +122,7 @@ static ckpt_status output_bwd(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T,
     if (b->gated) {
         if (!e->dry)
             ENG(gate_heads_bwd)(e, T, a->N, a->DV, a->DV, s->o, s->gate, d_o, d_o, dg);
-        CKPT_CHECK(project_bwd(e, b, T, out, dg, x, p->gate, *add, dx, g->gate, NULL, err));
+        CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, out, dg, x, p->gate, *add, dx, g->gate, NULL, err));
         *add = true;
     }
 done:
@@ -161,9 +149,9 @@ ckpt_status ENG(gqa_bwd)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq 
     CKPT_CHECK(ENG(attention_bwd)(e, a, seq, s->q, s->k, s->v, s->o, s->lse, d_o, dq, dk, dv, err));
     CKPT_CHECK(undo_rotation(e, b, T, a->N, p->q_norm, rope, s->q_raw, s->rq, dq, g->q_norm, err));
     CKPT_CHECK(undo_rotation(e, b, T, a->G, p->k_norm, rope, s->k_raw, s->rk, dk, g->k_norm, err));
-    CKPT_CHECK(project_bwd(e, b, T, q, dq, x, p->q, add, dx, g->q, g->q_bias, err));
-    CKPT_CHECK(project_bwd(e, b, T, k, dk, x, p->k, true, dx, g->k, g->k_bias, err));
-    CKPT_CHECK(project_bwd(e, b, T, v, dv, x, p->v, true, dx, g->v, g->v_bias, err));
+    CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, q, dq, x, p->q, add, dx, g->q, g->q_bias, err));
+    CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, k, dk, x, p->k, true, dx, g->k, g->k_bias, err));
+    CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, v, dv, x, p->v, true, dx, g->v, g->v_bias, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;

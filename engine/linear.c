@@ -212,3 +212,14 @@ ckpt_status ENG(linear_dw)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, 
                           &(columns){.T = T, .n = n_out, .ld = lddy, .x = dy, .sum = dbias});
     return status;
 }
+
+ckpt_status ENG(linear_bwd)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, const real *dy,
+                            const real *x, const real *w, bool add, real *dx, real *dw, real *dbias,
+                            ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(ENG(linear_dw)(e, T, n_in, n_out, dy, n_out, x, n_in, dw, dbias, err));
+    CKPT_CHECK(ENG(linear_dx)(e, T, n_in, n_out, dy, n_out, w, add, dx, n_in, err));
+done:
+    return status;
+}

@@ -195,18 +195,6 @@ done:
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* dx += or = of one projection of x, and its weight gradient. */
-static ckpt_status project_bwd(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, const real *dy,
-                               const real *x, const real *w, bool add, real *dx, real *dw,
-                               ckpt_err *err)
-{
-    ckpt_status status;
-    CKPT_CHECK(ENG(linear_dw)(e, T, n_in, n_out, dy, n_out, x, n_in, dw, NULL, err));
-    CKPT_CHECK(ENG(linear_dx)(e, T, n_in, n_out, dy, n_out, w, add, dx, n_in, err));
-done:
-    return status;
-}
-
 /* From the gradient of the block's output to that of the attention output; the gate's share of dx. */
 static ckpt_status output_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
                               const ENG(mla_params) * p, const ENG(mla_saved) * s, const real *x,
@@ -225,11 +213,12 @@ static ckpt_status output_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
         CKPT_CHECK(apply_gate(e, b, T, s, gated));
         o = gated;
     }
-    CKPT_CHECK(project_bwd(e, T, out, b->H, dy, o, p->o, false, d_o, g->o, err));
+    CKPT_CHECK(ENG(linear_bwd)(e, T, out, b->H, dy, o, p->o, false, d_o, g->o, NULL, err));
     if (width > 0) {
         if (!e->dry)
             ENG(gate_heads_bwd)(e, T, b->N, b->DV, width, s->o, s->gate, d_o, d_o, dg);
-        CKPT_CHECK(project_bwd(e, T, b->H, b->N * width, dg, x, p->gate, *add, dx, g->gate, err));
+        CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, b->N * width, dg, x, p->gate, *add, dx, g->gate,
+                                   NULL, err));
         *add = true;
     }
 done:
@@ -251,13 +240,14 @@ static ckpt_status query_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
     if (b->RQ > 0) {
         real *dl = ckpt_eng_take(e, T * b->RQ, sizeof *dl);
         CKPT_CHECK(ckpt_eng_check(e, err));
-        CKPT_CHECK(project_bwd(e, T, b->RQ, wide, dq, s->q_an, p->q_b, false, dl, g->q_b, err));
+        CKPT_CHECK(
+            ENG(linear_bwd)(e, T, b->RQ, wide, dq, s->q_an, p->q_b, false, dl, g->q_b, NULL, err));
         if (b->latent_norm)
             CKPT_CHECK(ENG(rmsnorm_bwd)(e, T, b->RQ, s->q_a, p->q_a_norm, b->centered, s->rq, dl,
                                         false, dl, g->q_a_norm, err));
-        CKPT_CHECK(project_bwd(e, T, b->H, b->RQ, dl, x, p->q_a, *add, dx, g->q_a, err));
+        CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, b->RQ, dl, x, p->q_a, *add, dx, g->q_a, NULL, err));
     } else {
-        CKPT_CHECK(project_bwd(e, T, b->H, wide, dq, x, p->q, *add, dx, g->q, err));
+        CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, wide, dq, x, p->q, *add, dx, g->q, NULL, err));
     }
     *add = true;
 done:
@@ -318,13 +308,14 @@ static ckpt_status latent_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
     if (rotates(b))
         CKPT_CHECK(ENG(rope)(e, &b->rope, T, 1, dkv_a + b->RK, wide, wide, rope->cos, rope->sin,
                              true, err));
-    CKPT_CHECK(project_bwd(e, T, b->RK, b->N * per, dkv, s->cn, p->kv_b, false, dc, g->kv_b, err));
+    CKPT_CHECK(ENG(linear_bwd)(e, T, b->RK, b->N * per, dkv, s->cn, p->kv_b, false, dc, g->kv_b,
+                               NULL, err));
     if (b->latent_norm)
         CKPT_CHECK(ENG(rmsnorm_bwd)(e, T, b->RK, s->c, p->kv_a_norm, b->centered, s->rc, dc, false,
                                     dc, g->kv_a_norm, err));
     if (!e->dry)
         ENG(copy_columns)(e, T, b->RK, dc, b->RK, dkv_a, wide);
-    CKPT_CHECK(project_bwd(e, T, b->H, wide, dkv_a, x, p->kv_a, add, dx, g->kv_a, err));
+    CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, wide, dkv_a, x, p->kv_a, add, dx, g->kv_a, NULL, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;

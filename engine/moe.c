@@ -9,14 +9,9 @@
 #include <math.h>
 
 #include "checked.h"
+#include "real_math.h"
 
 #define ROWS 128 /* an item */
-
-#if CKPT_REAL == 32
-#define EXP expf
-#else
-#define EXP exp
-#endif
 
 typedef struct job {
     const ckpt_eng_moe *m;
@@ -92,11 +87,6 @@ static int64_t expert_of(const job *j, int64_t item, int64_t *lo, int64_t *n)
     return a;
 }
 
-static real sigmoid(real x)
-{
-    return 1 / (1 + EXP(-x));
-}
-
 static void forward_rows(void *arg, int64_t item, int worker)
 {
     const job *j = arg;
@@ -119,7 +109,7 @@ static void forward_rows(void *arg, int64_t item, int worker)
         const real *gate = m->gated ? s->gate + (lo + r) * F : NULL;
         for (int64_t c = 0; c < F; c++) {
             real u = up[r * F + c];
-            real a = gate ? gate[c] * sigmoid(gate[c]) * u : u > 0 ? u * u : 0 * u;
+            real a = gate ? gate[c] * ENG(logistic)(gate[c]) * u : u > 0 ? u * u : 0 * u;
             act[r * F + c] = a * weight;
         }
     }
@@ -154,7 +144,7 @@ static void add_gated(void *arg, int64_t item, int worker)
     int64_t H = j->m->H, hi = ckpt_min_i64((item + 1) * ROWS, j->T);
     (void)worker;
     for (int64_t t = item * ROWS; t < hi; t++) {
-        real s = sigmoid(j->s->shared_g[t]);
+        real s = ENG(logistic)(j->s->shared_g[t]);
         for (int64_t c = 0; c < H; c++)
             j->y[t * H + c] += s * j->s->shared_y[t * H + c];
     }
@@ -228,7 +218,7 @@ static void backward_rows(void *arg, int64_t item, int worker)
             int64_t i = r * F + c;
             real u = s->up[lo * F + i], da = dup[i], a;
             if (m->gated) {
-                real g = s->gate[lo * F + i], sg = sigmoid(g);
+                real g = s->gate[lo * F + i], sg = ENG(logistic)(g);
                 a = g * sg * u;
                 j->dgate[lo * F + i] = weight * da * u * sg * (1 + g * (1 - sg));
                 dup[i] = weight * da * g * sg;
@@ -289,7 +279,7 @@ static void gate_bwd(void *arg, int64_t item, int worker)
     int64_t H = j->m->H, hi = ckpt_min_i64((item + 1) * ROWS, j->T);
     (void)worker;
     for (int64_t t = item * ROWS; t < hi; t++) {
-        real s = sigmoid(j->s->shared_g[t]), dot = 0;
+        real s = ENG(logistic)(j->s->shared_g[t]), dot = 0;
         for (int64_t c = 0; c < H; c++) {
             dot += j->dy[t * H + c] * j->s->shared_y[t * H + c];
             q->dgated[t * H + c] = s * j->dy[t * H + c];

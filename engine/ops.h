@@ -22,6 +22,10 @@ ckpt_status ENG(linear_dx)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, 
 ckpt_status ENG(linear_dw)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, const real *dy,
                            int64_t lddy, const real *x, int64_t ldx, real *dw, real *dbias,
                            ckpt_err *err) CKPT_MUST_USE;
+/* Both for contiguous rows: dw, dbias, then dx. */
+ckpt_status ENG(linear_bwd)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, const real *dy,
+                            const real *x, const real *w, bool add, real *dx, real *dw, real *dbias,
+                            ckpt_err *err) CKPT_MUST_USE;
 /* C [m, n] = alpha op(A) op(B) + beta C on one thread, for use inside ckpt_eng_parallel. beta 0 does
  * not read C. Takes its blocks from the stack (up to 400 KiB) and the best instruction set. */
 void ENG(gemm)(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, const real *a,

@@ -9,14 +9,7 @@
 #include <string.h>
 
 #include "checked.h"
-
-#if CKPT_REAL == 32
-#define EXP expf
-#define LOG logf
-#else
-#define EXP exp
-#define LOG log
-#endif
+#include "real_math.h"
 
 #define TOKENS 16 /* an item */
 #define TINY ((real)1e-20)

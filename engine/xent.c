@@ -4,14 +4,7 @@
 #include <math.h>
 
 #include "checked.h"
-
-#if CKPT_REAL == 32
-#define EXP expf
-#define LOG logf
-#else
-#define EXP exp
-#define LOG log
-#endif
+#include "real_math.h"
 
 #define TOKENS 16
 

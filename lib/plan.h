@@ -123,7 +123,6 @@ typedef struct ckpt_plan {
     struct ckpt_factor *factors; /* to be computed by ckpt_factor_run before anything is read */
     int factor_fd;               /* their values; closed on release if factors is not NULL */
     size_t n_states;             /* optimizer tensors among the results */
-    const char *state_tag;       /* their spelling in the target, "optim=FORM"; NULL if none */
 } ckpt_plan;
 
 /* Build the whole plan; nothing is created on disk. Errors name the tensor: CKPT_E_UNSUPPORTED
