@@ -36,6 +36,8 @@ command -v shellcheck        | shellcheck
 command -v python3           | python3
 python3 -c "import ensurepip"| python3-venv
 test -x /usr/bin/time        | time
+command -v mpicc             | libopenmpi-dev
+command -v mpirun            | openmpi-bin
 '
 
 missing() {

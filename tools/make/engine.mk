@@ -56,3 +56,13 @@ engine_ops: $(BUILD)/engine_ops
 $(BUILD)/engine_ops: tests/bench/engine_ops.c $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(ENG_CC) -o $@ $^ $(LDFLAGS) $(LDLIBS)
+
+# The MPI part, a shared object beside the program, where mpicc is found (engine/mpi/plugin.c).
+MPICC     ?= $(shell command -v mpicc 2>/dev/null)
+MPI       ?= $(if $(MPICC),1,0)
+ifeq ($(MPI),1)
+all: $(BUILD)/libckpt_mpi.so
+endif
+$(BUILD)/libckpt_mpi.so: engine/mpi/plugin.c engine/comm.h $(BUILD)/flags
+	$(call say,MPICC,$@)
+	$(Q)$(MPICC) $(STD) -D_POSIX_C_SOURCE=200809L -Ilib -Iengine -O2 -g -fPIC -shared $(WARN) -o $@ $<
