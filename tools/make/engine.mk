@@ -1,8 +1,9 @@
 # The compute engine: engine/*.c once for float and once for double, engine/kernels/*.c for each of
-# these and each instruction set, engine/common/*.c once.
+# these and each instruction set, engine/common/*.c and engine/train/*.c once.
 #
 # Results of the engine are compared within tolerances, and BLAS fuses multiply and add anyway, so
-# here the compiler may (-ffp-contract=fast); nothing else of IEEE arithmetic is given up.
+# here the compiler may (-ffp-contract=fast); nothing else of IEEE arithmetic is given up. The optimizer
+# (engine/train) keeps contraction off: there every instruction set gives the same bits.
 
 ENG_X86   := $(findstring x86_64,$(shell $(CC) -dumpmachine))
 ENG_ISA   := base $(if $(ENG_X86),v3 v4)
@@ -18,16 +19,22 @@ OPENMP    := $(if $(filter thread,$(SAN)),,$(shell echo 'int main(void) { return
                $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp))
 
 ENG_COMMON := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard engine/common/*.c)))
+ENG_TRAIN  := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard engine/train/*.c)))
 ENG_TYPED  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildcard engine/*.c))))
 ENG_KERNEL := $(foreach t,32 64,$(foreach i,$(ENG_ISA),\
                 $(patsubst %.c,$(BUILD)/%.f$(t).$(i).o,$(sort $(wildcard engine/kernels/*.c)))))
-ENG_OBJ    := $(ENG_COMMON) $(ENG_TYPED) $(ENG_KERNEL)
+ENG_OBJ    := $(ENG_COMMON) $(ENG_TRAIN) $(ENG_TYPED) $(ENG_KERNEL)
 ENG_CC      = $(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) $(ENG_OPT)
 
 $(BUILD)/engine/common/%.o: engine/common/%.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(ENG_CC) $(OPENMP) -MMD -MP -c -o $@ $<
+
+$(BUILD)/engine/train/%.o: engine/train/%.c $(BUILD)/flags
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(ENG_CC) -ffp-contract=off -MMD -MP -c -o $@ $<
 
 define eng_typed
 $$(BUILD)/engine/%.f$(1).o: engine/%.c $$(BUILD)/flags
