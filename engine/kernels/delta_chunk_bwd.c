@@ -180,26 +180,51 @@ static void pairs_up(const chunk *c, const back *b, int64_t Kp, int64_t d)
     }
 }
 
-/* Gradients with respect to the chunk's scaled q, kb, k and g. */
-static void key_gradients(const chunk_work *w, const chunk *c, back *b)
+static double dot(int64_t n, const real *x, const real *y)
 {
-    const int64_t Kp = w->Kp, end = (C - 1) * Kp;
-    transpose(Kp, C, b->kqt, 2 * C, b->dkb, Kp);
-    transpose(Kp, C, b->kqt + C, 2 * C, b->dq, Kp);
-    transpose(Kp, C, b->krt, C, b->dkr, Kp);
-    for (int64_t j = 0; j < C * Kp; j += VL) {
-        const vec e = v_load(c->eg + j), kr = v_load(b->dkr + j) * v_load(c->last + j);
-        v_store(b->dq + j, v_load(b->dq + j) * e);
-        v_store(b->dkb + j, v_load(b->dkb + j) * e);
-        v_store(b->dkr + j, kr);
-        v_store(b->dk + j, kr);
+    vec sum = {0};
+    double total = 0;
+    for (int64_t i = 0; i < n; i += VL)
+        sum += v_load(x + i) * v_load(y + i);
+    for (int l = 0; l < VL; l++)
+        total += (double)sum[l];
+    return total;
+}
+
+/* dg of a decay that a token's channels share, to dg[i * Kp]. Token t's decay multiplies what comes from
+ * the state before and goes to tokens i >= t, what tokens j < t leave in the state after, the pairs
+ * j < t <= i, and the state itself: the sum of those. (q dq + kb dkb - k dk, summed from the end as
+ * below, adds every pair's term at i and takes it away again at j, which leaves the rounding of both;
+ * the gradients of A_log and dt_bias are small beside these terms and do not forgive that.) Called
+ * before the pairs are added to dq and dkb; in double, a few hundred numbers a chunk. */
+static void shared_decay(const chunk *c, int64_t Kp, back *b)
+{
+    double sum[C] = {0}, state = 0;
+    for (int64_t i = 0; i < C; i++) {
+        const real *dlow = b->score + i * C, *datt = b->score + (C + i) * C;
+        double reach = 0;
+        for (int64_t t = 1; t <= i; t++) {
+            reach += (double)dlow[t - 1] * (double)c->low[i * C + t - 1] +
+                     (double)datt[t - 1] * (double)c->att[i * C + t - 1];
+            sum[t] += reach;
+        }
     }
-    for (int64_t d = 0; d < Kp; d += VL) {
-        pairs_down(c, b, Kp, d);
-        pairs_up(c, b, Kp, d);
+    for (int64_t t = 1; t < C; t++) {
+        state += dot(Kp, c->k + (t - 1) * Kp, b->dkr + (t - 1) * Kp);
+        sum[t] += state;
     }
+    state = dot(Kp, c->eg + (C - 1) * Kp, b->dstate);
+    for (int64_t t = C - 1; t >= 0; t--) {
+        state += dot(Kp, c->q + t * Kp, b->dq + t * Kp) + dot(Kp, c->kb + t * Kp, b->dkb + t * Kp);
+        b->dg[t * Kp] = (real)(sum[t] + state);
+    }
+}
+
+/* dg of a decay of its own for every channel. */
+static void channel_decay(const chunk *c, int64_t Kp, back *b)
+{
     for (int64_t d = 0; d < Kp; d += VL) {
-        vec sum = v_load(c->eg + end + d) * v_load(b->dstate + d);
+        vec sum = v_load(c->eg + (C - 1) * Kp + d) * v_load(b->dstate + d);
         for (int64_t i = 0; i < C; i++)
             sum += v_load(c->k + i * Kp + d) * v_load(b->dkr + i * Kp + d);
         for (int64_t i = C - 1; i >= 0; i--) {
@@ -212,6 +237,30 @@ static void key_gradients(const chunk_work *w, const chunk *c, back *b)
     }
 }
 
+/* Gradients with respect to the chunk's scaled q, kb, k and g. */
+static void key_gradients(const chunk_work *w, const chunk *c, bool shared, back *b)
+{
+    const int64_t Kp = w->Kp;
+    transpose(Kp, C, b->kqt, 2 * C, b->dkb, Kp);
+    transpose(Kp, C, b->kqt + C, 2 * C, b->dq, Kp);
+    transpose(Kp, C, b->krt, C, b->dkr, Kp);
+    for (int64_t j = 0; j < C * Kp; j += VL) {
+        const vec e = v_load(c->eg + j), kr = v_load(b->dkr + j) * v_load(c->last + j);
+        v_store(b->dq + j, v_load(b->dq + j) * e);
+        v_store(b->dkb + j, v_load(b->dkb + j) * e);
+        v_store(b->dkr + j, kr);
+        v_store(b->dk + j, kr);
+    }
+    if (shared)
+        shared_decay(c, Kp, b);
+    for (int64_t d = 0; d < Kp; d += VL) {
+        pairs_down(c, b, Kp, d);
+        pairs_up(c, b, Kp, d);
+    }
+    if (!shared)
+        channel_decay(c, Kp, b);
+}
+
 /* Token i of the chunk, in terms of the inputs. */
 static void store_keys(const ENG(delta_task) * t, int64_t at, int64_t i, int64_t Kp, const back *b,
                        real dvalue)
@@ -222,7 +271,7 @@ static void store_keys(const ENG(delta_task) * t, int64_t at, int64_t i, int64_t
                *dg = b->dg + i * Kp;
     real *oq = t->dq + at * t->ldk, *ok = t->dk + at * t->ldk, *oe = t->derase + at * t->lde,
          *og = t->dg + at * t->ldg;
-    real sum_e = dvalue, sum_g = 0;
+    real sum_e = dvalue;
     if (t->e_scalar) {
         _Pragma("omp simd reduction(+ : sum_e)") for (int64_t d = 0; d < K; d++) sum_e +=
             k[d] * dkb[d];
@@ -231,8 +280,7 @@ static void store_keys(const ENG(delta_task) * t, int64_t at, int64_t i, int64_t
         SIMD for (int64_t d = 0; d < K; d++) oe[d] = k[d] * dkb[d];
     }
     if (t->g_scalar) {
-        _Pragma("omp simd reduction(+ : sum_g)") for (int64_t d = 0; d < K; d++) sum_g += dg[d];
-        og[0] = sum_g;
+        og[0] = dg[0];
     } else {
         SIMD for (int64_t d = 0; d < K; d++) og[d] = dg[d];
     }
@@ -279,7 +327,7 @@ static void chunk_back(const ENG(delta_task) * t, int64_t at, const chunk_work *
         memcpy(d_o + i * Vp, t->d_o + (at + i) * t->ldv, sizeof(real) * (size_t)t->V);
     solve_back(w, c, b);
     contract_values(w, c, state, b);
-    key_gradients(w, c, b);
+    key_gradients(w, c, t->g_scalar, b);
     for (int64_t i = 0; i < n; i++) {
         real share = store_values(t, at + i, b->dd + i * Vp);
         store_keys(t, at + i, i, Kp, b, share);

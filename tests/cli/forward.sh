@@ -1,6 +1,6 @@
 # verify --forward: a peer's logits and gradients, the same bits through every layout, errors.
 hf=$FIXTURES/hf mc=$FIXTURES/mcore
-for m in kimi_linear_tiny deepseek_v3_tiny deepseek_v3_tiny_noq llama_tiny_tied; do
+for m in kimi_linear_tiny deepseek_v3_tiny deepseek_v3_tiny_noq qwen3_next_tiny llama_tiny_tied; do
     rc 0 verify $hf/$m --forward --reference $hf/$m.reference.safetensors
     out '^against .*worst gradient blocks'
 done
@@ -11,9 +11,16 @@ rc 0 verify $hf/kimi_linear_tiny --forward --reference $hf/kimi_linear_tiny.refe
 for m in qwen2_tiny qwen3_tiny qwen3_moe_tiny llama3_tiny moonlight_tiny bailing_hybrid_tiny qwen3_5_tiny; do
     rc 0 verify $hf/$m --forward --reference $hf/$m.reference.safetensors --latent-eps 1e-6
 done
-# TF32 inside the peer's kernels.
+# TF32 inside the peers' KDA kernels: logits and gradients within 2e-3 and 5e-3 but for some of the
+# decay's, small sums of large terms. Those are 4.2e-2 and 2.1e-2 from the peer at worst; the unit suite
+# engine_model has the same ones from float64 elsewhere, to 1e-10.
 rc 1 verify $mc/legacy_tp2 --forward --reference $mc/legacy.reference.safetensors
 out 'logits: relative RMS'
+decay='gradient of blocks\.[0-9]+\.kda\.(A_log|dt_bias|f\.weight|f_a\.weight):'
+for m in mcore/legacy_tp2 fla/kda_trained; do
+    rc 1 verify $FIXTURES/$m --forward --reference $FIXTURES/${m%_tp2}.reference.safetensors --rtol 2e-3 --grad-rtol 5e-3
+    [ "$(grep -c '^failed' $OUT)" -eq "$(grep -cE "^failed: $decay" $OUT)" ] || fail "more than decay: $(grep '^failed' $OUT)"
+done
 rc 0 verify $mc/legacy_tp2 --forward --reference $mc/legacy.reference.safetensors --rtol 2e-3 --grad-rtol 2.5e-2
 rc 0 verify $FIXTURES/fla/kda_trained --forward --reference $FIXTURES/fla/kda_trained.reference.safetensors \
     --rtol 2e-3 --grad-rtol 5e-2
