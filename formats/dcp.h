@@ -25,12 +25,13 @@ extern const ckpt_container ckpt_torch_dist; /* dcp.c; name "torch_dist" */
 ckpt_status ckpt_dcp_common_with_args(ckpt_source *src, const ckpt_json *args,
                                       ckpt_buf *object_payload, ckpt_err *err) CKPT_MUST_USE;
 
-/* One more member of the common state: PATH (dotted; where the dicts on the way exist) is the text, or
- * what the payload of an object holds. */
+/* One more member of the common state: PATH (dotted; where the dicts on the way exist) is the text,
+ * what the payload of an object holds, or a JSON value as plain Python data. */
 typedef struct ckpt_dcp_edit {
     const char *path;
     const char *text;
     const ckpt_object *object;
+    const ckpt_json *json;
 } ckpt_dcp_edit;
 typedef struct ckpt_dcp_changes {
     const ckpt_json *args; /* as above, or NULL */
@@ -39,6 +40,10 @@ typedef struct ckpt_dcp_changes {
 } ckpt_dcp_changes;
 ckpt_status ckpt_dcp_common_changed(ckpt_source *src, const ckpt_dcp_changes *c,
                                     ckpt_buf *object_payload, ckpt_err *err) CKPT_MUST_USE;
+
+/* The same for a common state in memory (its object payload, or a common.pt). */
+ckpt_status ckpt_dcp_common_edit(const uint8_t *data, uint64_t length, const ckpt_dcp_changes *c,
+                                 ckpt_buf *object_payload, ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- shared by dcp*.c --------------------------------------------------------------------- */
 

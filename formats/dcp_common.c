@@ -305,6 +305,10 @@ static ckpt_status put_additions(ckpt_source *src, const ckpt_dcp_changes *c, ck
         const ckpt_dcp_edit *e = &c->edits[i];
         const char *last = strrchr(e->path, '.');
         ckpt_pkl_put_str(pickle, last ? last + 1 : e->path);
+        if (e->json) {
+            ckpt_pkl_put_json(pickle, e->json);
+            continue;
+        }
         if (!e->object) {
             ckpt_pkl_put_str(pickle, e->text);
             continue;
@@ -511,6 +515,14 @@ ckpt_status ckpt_dcp_repack_bytes(const uint8_t *data, uint64_t length, bool as_
     ckpt_file file;
     ckpt_source src = memory_source(data, length, &file);
     return ckpt_dcp_repack(&src, 0, 0, length, as_list, args, out, err);
+}
+
+ckpt_status ckpt_dcp_common_edit(const uint8_t *data, uint64_t length, const ckpt_dcp_changes *c,
+                                 ckpt_buf *object_payload, ckpt_err *err)
+{
+    ckpt_file file;
+    ckpt_source src = memory_source(data, length, &file);
+    return repack(&src, 0, 0, length, FORM_LIST, c, object_payload, err);
 }
 
 static ckpt_status find_storage(void *context, const ckpt_pkl *p)

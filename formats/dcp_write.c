@@ -710,7 +710,8 @@ static ckpt_status put_megatron_files(layout *l)
         return no_memory(l);
     CKPT_CHECK(put_small_file(l, common, l->common_file));
     CKPT_CHECK(put_small_file(l, metadata, text_blob(json)));
-    CKPT_CHECK(put_small_file(l, CKPT_DCP_TRACKER, text_blob(tracker)));
+    if (!l->out->bare)
+        CKPT_CHECK(put_small_file(l, CKPT_DCP_TRACKER, text_blob(tracker)));
 done:
     return status;
 }
@@ -748,11 +749,14 @@ static ckpt_status begin(layout *l)
     sink->together = l->out->mesh.pp <= 1;
     if (!megatron)
         return CKPT_OK;
-    l->dir = l->out->iteration < 0
+    l->dir = l->out->bare ? ""
+             : l->out->iteration < 0
                  ? "release/"
                  : ckpt_arena_printf(&sink->arena, "iter_%07lld/", (long long)l->out->iteration);
-    sink->manifest_dir =
-        l->dir ? ckpt_arena_strndup(&sink->arena, l->dir, strlen(l->dir) - 1) : NULL;
+    sink->manifest_dir = l->dir == NULL ? NULL
+                         : l->out->bare
+                             ? ""
+                             : ckpt_arena_strndup(&sink->arena, l->dir, strlen(l->dir) - 1);
     return sink->manifest_dir ? make_common(l) : no_memory(l);
 }
 

@@ -4,10 +4,12 @@
  * possible match; anything else is refused with the reason. */
 #include "source.h"
 
+#include "dcp.h"
 #include "io.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -228,6 +230,58 @@ static void frame_path(ckpt_err *err, const char *path)
         ckpt_err_frame(err, "%s", path);
 }
 
+/* ---- save roots ------------------------------------------------------------------------------- */
+
+static bool listed(const ckpt_probe *probe, const char *name)
+{
+    for (size_t i = 0; i < probe->n_names; i++)
+        if (strcmp(probe->names[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* A directory with Megatron's tracker whose iteration is no Megatron directory: ROOT/iter_N of another
+ * container, or the file ROOT/iter_N.h5. Containers of Megatron's find theirs themselves. *path is
+ * replaced by what to open. */
+static ckpt_status enter_root(const ckpt_probe *probe, const ckpt_open_opts *opts,
+                              ckpt_arena *arena, const char **path, ckpt_err *err)
+{
+    static const char *const own[] = {".metadata", "metadata.json", "mp_rank_00", "mp_rank_00_000"};
+    int64_t iteration = opts->iteration;
+    if (!probe->is_dir || opts->container != NULL || !listed(probe, CKPT_DCP_TRACKER))
+        return CKPT_OK;
+    char *tracker = ckpt_path_join(arena, *path, CKPT_DCP_TRACKER);
+    if (tracker == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    if (iteration < 0 && ckpt_dcp_read_tracker(tracker, &iteration, NULL) != CKPT_OK)
+        return CKPT_OK;
+    if (iteration < 0)
+        return CKPT_OK;
+    char *dir = ckpt_arena_printf(arena, "%s/iter_%07" PRId64, *path, iteration);
+    char *file = ckpt_arena_printf(arena, "%s/iter_%07" PRId64 ".h5", *path, iteration);
+    if (dir == NULL || file == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        char *name = ckpt_path_join(arena, dir, own[i]);
+        if (name == NULL || ckpt_exists(name))
+            return CKPT_OK;
+    }
+    if (ckpt_is_dir(dir))
+        *path = dir;
+    else if (ckpt_exists(file))
+        *path = file;
+    return CKPT_OK;
+}
+
+static int64_t iteration_of(const char *path)
+{
+    const char *name = ckpt_basename(path);
+    int64_t n = -1;
+    if (strncmp(name, "iter_", 5) != 0 || strspn(name + 5, "0123456789") < 1)
+        return -1;
+    return sscanf(name + 5, "%18" SCNd64, &n) == 1 ? n : -1;
+}
+
 ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open_opts *opts,
                              ckpt_err *err)
 {
@@ -242,13 +296,21 @@ ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
         goto done;
     }
-    src->root = src->path;
     CKPT_CHECK(probe_path(src->path, &src->arena, &probe, err));
+    const char *inside = src->path;
+    CKPT_CHECK(enter_root(&probe, opts, &src->arena, &inside, err));
+    if (inside != src->path) {
+        src->path = inside;
+        CKPT_CHECK(probe_path(src->path, &src->arena, &probe, err));
+    }
+    src->root = src->path;
     if (opts->container != NULL)
         CKPT_CHECK(forced(opts->container, &src->container, err));
     else
         CKPT_CHECK(choose(&probe, &src->container, err));
     CKPT_CHECK(src->container->open(src, opts, err));
+    if (src->iteration < 0)
+        src->iteration = iteration_of(src->path);
     CKPT_CHECK(check_tables(src, err));
 done:
     if (status != CKPT_OK) {

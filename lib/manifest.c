@@ -362,6 +362,7 @@ static ckpt_status parse_doc(ckpt_manifest *m, const ckpt_json *doc, ckpt_err *e
     CKPT_CHECK(parse_mesh(m, doc, err));
     CKPT_CHECK(parse_object(doc, "config", &m->config, err));
     CKPT_CHECK(parse_object(doc, "foreign", &m->foreign, err));
+    CKPT_CHECK(parse_object(doc, "training", &m->training, err));
     CKPT_CHECK(check_config(m, doc, err));
     CKPT_CHECK(parse_lossy(m, ckpt_json_get(doc, "lossy"), err));
     CKPT_CHECK(parse_hex(doc, "root", true, &has, m->root, err));
@@ -424,6 +425,7 @@ void ckpt_manifest_release(ckpt_manifest *m)
 {
     ckpt_json_free(m->config);
     ckpt_json_free(m->foreign);
+    ckpt_json_free(m->training);
     ckpt_arena_free(&m->arena);
     memset(m, 0, sizeof *m);
 }
@@ -533,6 +535,11 @@ static ckpt_status put_configs(const ckpt_manifest *m, ckpt_buf *b, ckpt_err *er
     if (m->foreign != NULL) {
         ckpt_buf_puts(b, ",\n\"foreign\":");
         if (!ckpt_json_print(m->foreign, 0, false, b))
+            return no_memory(err);
+    }
+    if (m->training != NULL) {
+        ckpt_buf_puts(b, ",\n\"training\":");
+        if (!ckpt_json_print(m->training, 0, true, b))
             return no_memory(err);
     }
     return CKPT_OK;

@@ -3,6 +3,7 @@
  * {"manifest_version":1,"tool":"ckpt VERSION","created":"YYYY-MM-DDThh:mm:ssZ" or absent,
  *  "family":…,"layout":…,"container":…,"mesh":{"tp":…,"pp":…,"ep":…,"etp":…,"cp":…},
  *  "config_digest":hex,"config":{canonical},"foreign":{"hf":{…},"megatron":{…},"files":{…}},
+ *  "training":{…} (engine/train.h; of a checkpoint that training continues from),
  *  "files":{name:{"size":n,"sha256":hex,"rest":hex}},
  *  "tensors":{canonical:{"dtype":…,"shape":[…],"digest":hex,"leaves":[hex…] when more than one}},
  *  "root":hex,"source_root":hex,"lossy":[…]}
@@ -39,6 +40,7 @@ typedef struct ckpt_manifest {
     ckpt_mesh mesh;
     ckpt_json *config; /* canonical; may be NULL */
     ckpt_json *foreign; /* {"hf":…, "megatron":…, "fla":…} originals carried along; may be NULL */
+    ckpt_json *training;       /* where training stands; carried by every conversion; may be NULL */
     ckpt_manifest_file *files; /* sorted by name */
     size_t n_files;
     ckpt_manifest_tensor *tensors; /* sorted by name */

@@ -669,6 +669,7 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
     plan->out.mesh = opts->sharded ? opts->mesh : (ckpt_mesh){1, 1, 1, 1, 1, 1};
     plan->out.max_shard_bytes = opts->max_shard_bytes;
     plan->out.single_file = opts->single_file;
+    plan->out.bare = opts->bare;
     plan->out.deflate = opts->deflate;
     plan->out.iteration = model->src->iteration;
     if (opts->before_layout != NULL)

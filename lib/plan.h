@@ -41,11 +41,6 @@ typedef struct ckpt_gather {
 ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *arena,
                             ckpt_gather *out, ckpt_err *err) CKPT_MUST_USE;
 
-/* Gather of the part [lo, lo + len) of a canonical tensor (an index range of every axis), row-major. */
-ckpt_status ckpt_plan_box(const ckpt_model *model, size_t tensor, const int64_t *lo,
-                          const int64_t *len, ckpt_arena *arena, ckpt_gather *out,
-                          ckpt_err *err) CKPT_MUST_USE;
-
 /* Scratch needed by ckpt_gather_run for n destination bytes. */
 typedef struct ckpt_scratch {
     uint8_t *buf; /* cap bytes, used when casting */
@@ -79,7 +74,7 @@ typedef struct ckpt_convert_opts {
     bool fold_f, fold_g;    /* --kda-f-lora-rank none, --kda-gate-lora-rank none */
     int64_t f_rank, g_rank; /* > 0: requested rank (equal: no-op; else an SVD), 0: keep */
     uint64_t max_shard_bytes;
-    bool single_file;
+    bool single_file, bare;
     int deflate;                     /* see ckpt_out */
     const ckpt_json *foreign_config; /* an earlier configuration of the target's kind, or NULL */
     /* Called when plan->config and plan->out.objects are settled, before files are laid out: may

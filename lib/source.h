@@ -171,6 +171,7 @@ typedef struct ckpt_out {
     int64_t iteration;            /* -1: "release" */
     int deflate;                  /* compression level 1-9 where the container can; 0 = none */
     bool single_file;             /* destination is a file, not a directory */
+    bool bare;                    /* destination is one iteration's directory, not a save root */
 } ckpt_out;
 
 typedef enum ckpt_seg_kind {

@@ -8,7 +8,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static const ckpt_command cmd_train = {.name = "train", .what = "train a model"};
 static const ckpt_command cmd_gate = {.name = "gate",
                                       .what = "run a matrix of compatibility cases"};
 static const ckpt_command cmd_sign = {.name = "sign", .what = "sign a manifest"};
@@ -17,7 +16,7 @@ static const ckpt_command cmd_report = {.name = "report", .what = "draw results 
 
 static const ckpt_command *const commands[] = {
     &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff, &ckpt_cmd_formats,
-    &cmd_train,        &cmd_gate,         &cmd_sign,        &cmd_bench,     &cmd_report,
+    &ckpt_cmd_train,   &cmd_gate,         &cmd_sign,        &cmd_bench,     &cmd_report,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };

@@ -72,7 +72,8 @@ static ckpt_status collect_dir(ckpt_sidecars *list, const char *dir, bool all, c
             continue;
         if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > COPY_LIMIT)
             continue;
-        CKPT_CHECK(push(list, (ckpt_sidecar){names[i], path, NULL, tokenizer}, err));
+        CKPT_CHECK(push(
+            list, (ckpt_sidecar){.name = names[i], .path = path, .tokenizer = tokenizer}, err));
     }
 done:
     return status;
@@ -87,8 +88,9 @@ static ckpt_status collect_carried(ckpt_sidecars *list, const ckpt_manifest *old
         bool tokenizer = false;
         if (text == NULL || !ckpt_name_is_safe(name, false) || !is_known(name, &tokenizer))
             continue; /* only what we ourselves would have put there */
-        ckpt_sidecar item = {ckpt_arena_strdup(&list->arena, name), NULL,
-                             ckpt_arena_strdup(&list->arena, text), tokenizer};
+        ckpt_sidecar item = {.name = ckpt_arena_strdup(&list->arena, name),
+                             .text = ckpt_arena_strdup(&list->arena, text),
+                             .tokenizer = tokenizer};
         CKPT_CHECK(push(list, item, err));
     }
 done:
@@ -130,8 +132,37 @@ static ckpt_status read_item(const ckpt_sidecar *item, ckpt_buf *data, ckpt_err 
 {
     if (item->path != NULL)
         return ckpt_read_file(item->path, COPY_LIMIT, data, err);
-    ckpt_buf_puts(data, item->text);
+    if (item->text != NULL)
+        ckpt_buf_puts(data, item->text);
+    else
+        ckpt_buf_append(data, item->data, item->n);
     return data->failed ? no_memory(err) : CKPT_OK;
+}
+
+ckpt_status ckpt_sidecars_load(ckpt_sidecars *list, uint64_t limit, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_buf data = {0};
+    for (size_t i = 0; i < list->n; i++) {
+        ckpt_sidecar *item = &list->items[i];
+        if (item->path == NULL)
+            continue;
+        ckpt_buf_clear(&data);
+        CKPT_CHECK(read_item(item, &data, err));
+        if (data.len > limit)
+            continue;
+        limit -= data.len;
+        item->data = ckpt_arena_memdup(&list->arena, data.data, data.len);
+        if (item->data == NULL && data.len > 0) {
+            status = no_memory(err);
+            goto done;
+        }
+        item->n = data.len;
+        item->path = NULL;
+    }
+done:
+    ckpt_buf_release(&data);
+    return status;
 }
 
 static bool is_text(const ckpt_buf *data)

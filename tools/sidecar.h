@@ -7,10 +7,12 @@
 #include "manifest.h"
 
 typedef struct ckpt_sidecar {
-    const char *name; /* without directories */
-    const char *path; /* file to copy, or NULL */
-    const char *text; /* contents when path is NULL */
-    bool tokenizer;   /* Megatron keeps these under tokenizer/ */
+    const char *name;    /* without directories */
+    const char *path;    /* file to copy, or NULL */
+    const char *text;    /* contents when path is NULL */
+    bool tokenizer;      /* Megatron keeps these under tokenizer/ */
+    const uint8_t *data; /* contents, n bytes, when path and text are NULL */
+    size_t n;
 } ckpt_sidecar;
 
 typedef struct ckpt_sidecars {
@@ -22,6 +24,8 @@ typedef struct ckpt_sidecars {
 /* Find the source's auxiliary files. old: its manifest, or NULL. */
 ckpt_status ckpt_sidecars_collect(ckpt_sidecars *list, const ckpt_source *src,
                                   const ckpt_manifest *old, ckpt_err *err) CKPT_MUST_USE;
+/* Read the files, so that the list outlives them. `limit` bytes in all: larger ones stay files. */
+ckpt_status ckpt_sidecars_load(ckpt_sidecars *list, uint64_t limit, ckpt_err *err) CKPT_MUST_USE;
 /* Put them into the output and list them in the manifest m, whose foreign member receives what has
  * no file of its own. megatron: the target's kind. Names that the plan writes itself are skipped. */
 ckpt_status ckpt_sidecars_write(const ckpt_sidecars *list, ckpt_commit *commit,

@@ -1,0 +1,481 @@
+/* The training loop: see train.h. */
+#include "train.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checked.h"
+#include "plan.h"
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static ckpt_status no_memory(const ckpt_trainer *t, ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for training %lld parameters",
+                     (long long)t->net.n_elements);
+}
+
+static ckpt_status check_config(const ckpt_train_config *c, ckpt_err *err)
+{
+    int64_t tokens;
+    if (c->batch < 1 || c->micro < 1 || c->seq_len < 1)
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "batch %lld, micro-batch %lld, sequence %lld: all must be at least 1",
+                         (long long)c->batch, (long long)c->micro, (long long)c->seq_len);
+    if (c->batch % c->micro != 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "a batch of %lld is not divisible by micro-batch %lld",
+                         (long long)c->batch, (long long)c->micro);
+    if (!ckpt_mul_i64(c->micro, c->seq_len, &tokens) || tokens > (int64_t)1 << 28)
+        return ckpt_fail(err, CKPT_E_USAGE, "a micro-batch of %lld sequences of %lld tokens",
+                         (long long)c->micro, (long long)c->seq_len);
+    return CKPT_OK;
+}
+
+/* How a parameter is kept. */
+static ckpt_status choose_dtype(const ckpt_trainer *t, const ENG(param) * p, bool *bf16,
+                                ckpt_err *err)
+{
+    const ckpt_canon *c = &t->base->tensors[p->tensor];
+    *bf16 = false;
+    if (t->config.dtype == CKPT_TRAIN_F32)
+        return CKPT_OK;
+    if (t->config.dtype == CKPT_TRAIN_BF16) {
+        *bf16 = (c->flags & CKPT_SCHEMA_KEEP_F32) == 0;
+        return CKPT_OK;
+    }
+    *bf16 = c->dtype == CKPT_BF16;
+    if (c->dtype == CKPT_F32 || *bf16)
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                     "tensor %s: %s is no type to train in; --dtype f32 or bf16 chooses one",
+                     c->name, ckpt_dtype_get(c->dtype)->name);
+}
+
+static ckpt_status make_slots(ckpt_trainer *t, const ckpt_optim_config *optim, ckpt_err *err)
+{
+    size_t n = t->net.n_params;
+    bool any = false;
+    t->slots = calloc(n + 1, sizeof *t->slots);
+    t->is_bf16 = calloc(n + 1, sizeof *t->is_bf16);
+    if (t->slots == NULL || t->is_bf16 == NULL)
+        return no_memory(t, err);
+    for (size_t i = 0; i < n; i++) {
+        const ENG(param) *p = &t->net.params[i];
+        const ckpt_canon *c = &t->base->tensors[p->tensor];
+        ckpt_optim_slot_set(&t->slots[i], optim, p->name, c->rank, c->dims, p->flags,
+                            p->grad == NULL, p->x - t->net.data);
+        ckpt_status status = choose_dtype(t, p, &t->is_bf16[i], err);
+        if (status != CKPT_OK)
+            return status;
+        any = any || t->is_bf16[i];
+    }
+    t->optim = (ckpt_optim){.config = *optim, .slots = t->slots, .n_slots = n};
+    t->saves_master = any;
+    size_t elements = (size_t)t->net.n_elements + 1;
+    t->m = calloc(elements, sizeof *t->m);
+    t->v = calloc(elements, sizeof *t->v);
+    if (any)
+        t->master = calloc(elements, sizeof *t->master);
+    return t->m != NULL && t->v != NULL && (!any || t->master != NULL) ? CKPT_OK
+                                                                       : no_memory(t, err);
+}
+
+/* The engine's values of the masters. */
+static void round_params(ckpt_trainer *t)
+{
+    for (size_t i = 0; t->master != NULL && i < t->net.n_params; i++) {
+        const ENG(param) *p = &t->net.params[i];
+        const float *master = t->master + t->slots[i].at;
+        if (t->is_bf16[i])
+            ckpt_optim_round_bf16(&t->e, p->n, master, p->x, NULL);
+        else
+            memcpy(p->x, master, (size_t)p->n * sizeof *p->x);
+    }
+}
+
+static ckpt_status make_batch(ckpt_trainer *t, ckpt_err *err)
+{
+    size_t tokens = (size_t)(t->config.micro * t->config.seq_len);
+    const ckpt_eng_spec *s = &t->net.spec;
+    t->ids = calloc(tokens + 1, sizeof *t->ids);
+    t->labels = calloc(tokens + 1, sizeof *t->labels);
+    t->cu = calloc(tokens + 2, sizeof *t->cu);
+    for (int64_t b = 0; b < s->n_blocks; b++)
+        if (s->blocks[b].kind == CKPT_ENG_MOE && s->blocks[b].u.moe.E > t->experts)
+            t->experts = s->blocks[b].u.moe.E;
+    t->n_counts = s->n_blocks * t->experts;
+    if (t->experts > 0)
+        t->counts = calloc(2 * (size_t)t->n_counts + 1, sizeof *t->counts);
+    return t->ids != NULL && t->labels != NULL && t->cu != NULL &&
+                   (t->experts == 0 || t->counts != NULL)
+               ? CKPT_OK
+               : no_memory(t, err);
+}
+
+static ckpt_status run_micro(ckpt_trainer *t, const ckpt_eng_seq *seq, ENG(run) * run,
+                             ckpt_err *err)
+{
+    ENG(batch) batch = {seq, t->ids, t->labels};
+    *run = (ENG(run)){.backward = true,
+                      .recompute = t->config.recompute,
+                      .mtp_coef = t->config.mtp_coef,
+                      .expert_counts = t->experts > 0 ? t->counts + t->n_counts : NULL};
+    return ENG(network_run)(&t->e, &t->net, &batch, run, err);
+}
+
+/* One dry run of everything that a step does says how much memory it needs. */
+static ckpt_status reserve(ckpt_trainer *t, ckpt_err *err)
+{
+    ENG(run) run;
+    ckpt_optim_step step = {.grad_scale = 1, .t = 1};
+    ckpt_status status;
+    double norm;
+    for (int64_t i = 0; i <= t->config.micro; i++)
+        t->cu[i] = i * t->config.seq_len;
+    ckpt_eng_seq seq = {t->config.micro, t->cu};
+    CKPT_CHECK(run_micro(t, &seq, &run, err));
+    CKPT_CHECK(ckpt_optim_norm(&t->e, &t->optim, t->net.grads, &norm, err));
+    CKPT_CHECK(
+        ckpt_optim_step_all(&t->e, &t->optim, &step, t->net.data, t->m, t->v, t->net.grads, err));
+    CKPT_CHECK(ckpt_eng_reserve(&t->e, t->e.peak, err));
+done:
+    return status;
+}
+
+ckpt_status ckpt_trainer_open(ckpt_trainer *t, const ckpt_model *base,
+                              const ckpt_train_config *config, const ckpt_optim_config *optim,
+                              const ckpt_schedule *schedule, ckpt_data *data, ckpt_err *err)
+{
+    ckpt_status status;
+    *t = (ckpt_trainer){
+        .config = *config, .schedule = *schedule, .data = data, .base = base, .fresh = true};
+    ckpt_eng_init(&t->e, config->threads);
+    CKPT_CHECK(check_config(config, err));
+    CKPT_CHECK(ckpt_optim_config_check(optim, err));
+    CKPT_CHECK(ckpt_schedule_check(schedule, err));
+    CKPT_CHECK(ENG(network_open)(&t->net, &t->e, base, &config->spec, true, err));
+    CKPT_CHECK(make_slots(t, optim, err));
+    CKPT_CHECK(make_batch(t, err));
+    CKPT_CHECK(reserve(t, err));
+    if (t->master != NULL) {
+        memcpy(t->master, t->net.data, (size_t)t->net.n_elements * sizeof *t->master);
+        round_params(t);
+    }
+done:
+    if (status != CKPT_OK)
+        ckpt_trainer_close(t);
+    return status;
+}
+
+void ckpt_trainer_close(ckpt_trainer *t)
+{
+    free(t->slots);
+    free(t->is_bf16);
+    free(t->master);
+    free(t->m);
+    free(t->v);
+    free(t->ids);
+    free(t->labels);
+    free(t->cu);
+    free(t->counts);
+    ENG(network_close)(&t->net);
+    ckpt_eng_release(&t->e);
+    *t = (ckpt_trainer){0};
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+/* Index of a parameter's state in the base, or -1. */
+static int64_t find_state(const ckpt_trainer *t, const char *state, const char *param)
+{
+    char name[512];
+    int n = snprintf(name, sizeof name, "optimizer.%s.%s", state, param);
+    return n > 0 && (size_t)n < sizeof name ? ckpt_model_find(t->base, name) : -1;
+}
+
+static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, int64_t n, float *out,
+                              ckpt_err *err)
+{
+    enum { SCRATCH = 1 << 16, PIECE = 1 << 20 };
+    const ckpt_canon *c = &t->base->tensors[tensor];
+    ckpt_arena arena = {0};
+    ckpt_gather gather;
+    ckpt_status status;
+    ckpt_scratch scratch = {.buf = malloc(SCRATCH), .cap = SCRATCH};
+    uint64_t bytes = (uint64_t)n * sizeof *out;
+    int64_t have = -1;
+    if (scratch.buf == NULL)
+        return no_memory(t, err);
+    if (!ckpt_dtype_castable(c->dtype, CKPT_F32)) {
+        status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is no type of optimizer state",
+                           ckpt_dtype_get(c->dtype)->name);
+        goto done;
+    }
+    if (!ckpt_numel(c->rank, c->dims, &have) || have != n) {
+        status = ckpt_fail(err, CKPT_E_FORMAT, "%lld elements, the parameter has %lld",
+                           (long long)have, (long long)n);
+        goto done;
+    }
+    CKPT_CHECK(ckpt_plan_canon(t->base, tensor, &arena, &gather, err));
+    gather.to = CKPT_F32;
+    for (uint64_t at = 0; at < bytes; at += PIECE)
+        CKPT_CHECK(ckpt_gather_run(t->base->src, &gather, at,
+                                   (size_t)ckpt_min_u64(PIECE, bytes - at), (uint8_t *)out + at,
+                                   &scratch, err));
+done:
+    if (status != CKPT_OK)
+        ckpt_err_frame(err, "tensor %s", c->name);
+    free(scratch.buf);
+    ckpt_arena_free(&arena);
+    return status;
+}
+
+/* Masters: what the stored weights were rounded from. Without one the weight itself is it. */
+static ckpt_status load_masters(ckpt_trainer *t, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < t->net.n_params; i++) {
+        const ENG(param) *p = &t->net.params[i];
+        int64_t at = find_state(t, "master", p->name);
+        if (at < 0)
+            continue;
+        t->saves_master = true;
+        float *to = t->master != NULL ? t->master + t->slots[i].at : p->x;
+        CKPT_CHECK(read_state(t, (size_t)at, p->n, to, err));
+    }
+    round_params(t);
+done:
+    return status;
+}
+
+static const char *const words[] = {"exp_avg", "exp_avg_sq", "momentum"};
+
+/* Moments of one parameter: all that its rule needs (1), none of any rule (0), or an error. */
+static ckpt_status load_moments(ckpt_trainer *t, size_t i, bool *found, ckpt_err *err)
+{
+    const ckpt_optim_slot *slot = &t->slots[i];
+    int64_t at[3];
+    ckpt_status status = CKPT_OK;
+    for (int k = 0; k < 3; k++)
+        at[k] = find_state(t, words[k], slot->name);
+    bool adam = at[0] >= 0 && at[1] >= 0, momentum = at[2] >= 0;
+    *found = slot->muon ? momentum : adam;
+    if (!*found && (adam || momentum))
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "tensor %s: the checkpoint holds %s for it, and %s needs %s", slot->name,
+                         adam ? "Adam's moments" : "momentum", slot->muon ? "Muon" : "AdamW",
+                         adam ? "momentum" : "Adam's moments");
+    if (!*found)
+        return CKPT_OK;
+    CKPT_CHECK(read_state(t, (size_t)at[slot->muon ? 2 : 0], slot->n, t->m + slot->at, err));
+    if (!slot->muon)
+        CKPT_CHECK(read_state(t, (size_t)at[1], slot->n, t->v + slot->at, err));
+done:
+    return status;
+}
+
+ckpt_status ckpt_trainer_load(ckpt_trainer *t, bool *found, ckpt_err *err)
+{
+    ckpt_status status;
+    const char *with = NULL, *without = NULL;
+    CKPT_CHECK(load_masters(t, err));
+    for (size_t i = 0; i < t->net.n_params; i++) {
+        bool has;
+        if (t->slots[i].frozen)
+            continue;
+        CKPT_CHECK(load_moments(t, i, &has, err));
+        with = has ? t->slots[i].name : with;
+        without = has ? without : t->slots[i].name;
+    }
+    if (with != NULL && without != NULL)
+        status =
+            ckpt_fail(err, CKPT_E_FORMAT,
+                      "tensor %s: no optimizer state, though others have it (%s)", without, with);
+    *found = with != NULL;
+    t->fresh = !*found;
+done:
+    return status;
+}
+
+/* ---- stepping -------------------------------------------------------------------------------- */
+
+/* Gradients of all micro-batches, added up. */
+static ckpt_status accumulate(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    const ckpt_train_config *c = &t->config;
+    int64_t rounds = c->batch / c->micro;
+    for (int64_t i = 0; i < rounds; i++) {
+        ENG(run) run;
+        ckpt_eng_seq seq = {.cu = t->cu};
+        CKPT_CHECK(ckpt_data_batch(t->data, t->state.samples + i * c->micro, 1, c->micro, t->ids,
+                                   t->labels, t->cu, &seq.n, err));
+        CKPT_CHECK(run_micro(t, &seq, &run, err));
+        r->loss += run.loss / (double)rounds;
+        r->mtp_loss += run.mtp_loss / (double)rounds;
+        r->aux_loss += run.aux_loss / (double)rounds;
+        r->z_loss += run.z_loss / (double)rounds;
+        for (int64_t k = 0; k < t->n_counts; k++)
+            t->counts[k] += t->counts[t->n_counts + k];
+    }
+    if (rounds > 1) {
+        float scale = (float)(1.0 / (double)rounds);
+        for (int64_t k = 0; k < t->net.n_elements; k++)
+            t->net.grads[k] *= scale;
+    }
+done:
+    return status;
+}
+
+/* Where ranks add what they have: gradients, expert counts, losses. One process has all of it. */
+static ckpt_status reduce(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
+{
+    (void)t;
+    (void)r;
+    (void)err;
+    return CKPT_OK;
+}
+
+static ckpt_status refuse_bad(ckpt_trainer *t, const ckpt_train_report *r, ckpt_err *err)
+{
+    int64_t bad = ckpt_optim_find_bad(&t->e, &t->optim, t->net.grads);
+    double shown = isfinite(r->loss) ? r->grad_norm : r->loss;
+    return ckpt_fail(err, CKPT_E_MISMATCH, "%s is %g, first in the gradient of %s",
+                     isfinite(r->loss) ? "the gradient norm" : "the loss", shown,
+                     bad >= 0 ? t->slots[bad].name : "no tensor");
+}
+
+/* Aux-loss-free balancing, once a step. */
+static void balance(ckpt_trainer *t)
+{
+    double rate = t->optim.config.bias_rate;
+    for (int64_t b = 0; rate != 0 && t->experts > 0 && b < t->net.spec.n_blocks; b++) {
+        const ENG(block) *k = &t->net.blocks[b];
+        if (k->spec.kind != CKPT_ENG_MOE || k->p.moe.router_bias == NULL)
+            continue;
+        float *bias = k->p.moe.router_bias;
+        if (t->master != NULL)
+            bias = t->master + (bias - t->net.data);
+        ckpt_optim_router_bias(k->spec.u.moe.E, t->counts + b * k->spec.u.moe.E, rate, bias);
+    }
+}
+
+static ckpt_status update(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
+{
+    ckpt_optim_step step = {.t = t->state.updates + 1};
+    step.grad_scale = ckpt_optim_clip(r->grad_norm, t->optim.config.max_norm);
+    step.lr = r->lr = ckpt_schedule_lr(&t->schedule, t->state.samples);
+    step.wd = r->wd = ckpt_schedule_wd(&t->schedule, t->state.samples);
+    r->clipped = step.grad_scale < 1;
+    float *w = t->master != NULL ? t->master : t->net.data;
+    ckpt_status status =
+        ckpt_optim_step_all(&t->e, &t->optim, &step, w, t->m, t->v, t->net.grads, err);
+    if (status != CKPT_OK)
+        return status;
+    balance(t);
+    round_params(t);
+    return CKPT_OK;
+}
+
+double ckpt_trainer_flops(const ckpt_trainer *t)
+{
+    const ckpt_train_config *c = &t->config;
+    double s = (double)c->seq_len;
+    return 3 * ckpt_eng_spec_flops(&t->net.spec, c->batch * c->seq_len, (double)c->batch * s * s);
+}
+
+ckpt_status ckpt_trainer_step(ckpt_trainer *t, ckpt_train_report *report, ckpt_err *err)
+{
+    ckpt_status status;
+    *report = (ckpt_train_report){0};
+    memset(t->net.grads, 0, (size_t)t->net.n_elements * sizeof *t->net.grads);
+    if (t->counts != NULL)
+        memset(t->counts, 0, (size_t)t->n_counts * sizeof *t->counts);
+    CKPT_CHECK(accumulate(t, report, err));
+    CKPT_CHECK(reduce(t, report, err));
+    CKPT_CHECK(ckpt_optim_norm(&t->e, &t->optim, t->net.grads, &report->grad_norm, err));
+    if (!isfinite(report->loss) || !isfinite(report->grad_norm)) {
+        status = refuse_bad(t, report, err);
+        goto done;
+    }
+    CKPT_CHECK(update(t, report, err));
+    t->fresh = false;
+    t->state.step++;
+    t->state.updates++;
+    t->state.samples += t->config.batch;
+    t->state.tokens += t->config.batch * t->config.seq_len;
+    t->state.flops += ckpt_trainer_flops(t);
+done:
+    if (status != CKPT_OK && status != CKPT_E_INTERRUPTED)
+        ckpt_err_frame(err, "step %lld", (long long)t->state.step + 1);
+    return status;
+}
+
+/* ---- saving ---------------------------------------------------------------------------------- */
+
+ckpt_status ckpt_trainer_tensors(const ckpt_trainer *t, ckpt_snapshot_tensor **list, size_t *n,
+                                 ckpt_err *err)
+{
+    ckpt_snapshot_tensor *out = calloc(4 * t->net.n_params + 1, sizeof *out);
+    *n = 0;
+    *list = out;
+    if (out == NULL)
+        return no_memory(t, err);
+    for (size_t i = 0; i < t->net.n_params; i++) {
+        const ckpt_optim_slot *slot = &t->slots[i];
+        ckpt_snapshot_tensor p = {.param = t->net.params[i].tensor,
+                                  .dtype = t->is_bf16[i] ? CKPT_BF16 : CKPT_F32};
+        out[(*n)++] = p;
+        p.dtype = CKPT_F32;
+        bool master = t->saves_master && (!t->fresh || find_state(t, "master", slot->name) >= 0);
+        if (master && !(slot->frozen && !t->is_bf16[i])) {
+            p.state = "master";
+            out[(*n)++] = p;
+        }
+        if (slot->frozen || t->fresh)
+            continue;
+        p.state = slot->muon ? "momentum" : "exp_avg";
+        out[(*n)++] = p;
+        if (!slot->muon) {
+            p.state = "exp_avg_sq";
+            out[(*n)++] = p;
+        }
+    }
+    return CKPT_OK;
+}
+
+/* Parameter of a tensor of the base; the list is short against what is copied. */
+static size_t param_of(const ckpt_trainer *t, size_t tensor)
+{
+    size_t lo = 0, hi = t->net.n_params;
+    while (lo < hi) { /* params are in the order of the base's tensors */
+        size_t mid = lo + (hi - lo) / 2;
+        if (t->net.params[mid].tensor < tensor)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+void ckpt_trainer_copy(const ckpt_trainer *t, const ckpt_snapshot *s)
+{
+    for (size_t k = 0; k < s->n; k++) {
+        const ckpt_snapshot_tensor *e = &s->tensors[k];
+        size_t i = param_of(t, e->param);
+        const ENG(param) *p = &t->net.params[i];
+        int64_t at = t->slots[i].at;
+        uint8_t *out = s->data + e->offset;
+        const float *from = p->x;
+        if (e->state != NULL && strcmp(e->state, "master") == 0)
+            from = t->master != NULL ? t->master + at : p->x;
+        else if (e->state != NULL)
+            from = (strcmp(e->state, "exp_avg_sq") == 0 ? t->v : t->m) + at;
+        if (e->dtype == CKPT_BF16)
+            ckpt_optim_round_bf16(&t->e, p->n, from, NULL, (uint16_t *)(void *)out);
+        else
+            memcpy(out, from, (size_t)p->n * sizeof *from);
+    }
+}

@@ -1,0 +1,36 @@
+/* A checkpoint in memory: the tensors of a model that something (training) changes, with the optimizer
+ * state that belongs to them, as a source and a bound model that plans and conversions take.
+ *
+ * Opening lays the tensors out one after the other in one buffer, each in canonical row-major order, and
+ * allocates it; whoever owns the live values copies them in, at data + tensors[i].offset. The one file
+ * of the source is virtual: its bytes come from the buffer, from any thread. */
+#ifndef CKPT_SNAPSHOT_H
+#define CKPT_SNAPSHOT_H
+
+#include "model.h"
+
+typedef struct ckpt_snapshot_tensor {
+    size_t param;      /* index of the parameter in the base model */
+    const char *state; /* canonical word of its optimizer state (optim_names.h), or NULL: itself */
+    ckpt_dtype dtype;
+    uint64_t offset, bytes; /* set by ckpt_snapshot_open */
+} ckpt_snapshot_tensor;
+
+typedef struct ckpt_snapshot {
+    ckpt_source src;
+    ckpt_model model;
+    ckpt_snapshot_tensor *tensors; /* in the order given */
+    size_t n;
+    uint8_t *data;
+    uint64_t bytes;
+} ckpt_snapshot;
+
+/* base: the bound checkpoint that the parameters came from; it must outlive the snapshot. Errors:
+ * CKPT_E_NOMEM; CKPT_E_UNSUPPORTED a type that does not fill whole bytes. */
+ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,
+                               const ckpt_snapshot_tensor *tensors, size_t n,
+                               ckpt_err *err) CKPT_MUST_USE;
+/* Safe on a zeroed structure. */
+void ckpt_snapshot_close(ckpt_snapshot *s);
+
+#endif

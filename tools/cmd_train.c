@@ -1,0 +1,420 @@
+/* ckpt train: continue training a checkpoint, or begin. Order of events: options, the base, what the run
+ * it belongs to was, data, network and optimizer state, the directory to save in; then steps. */
+#include "train_run.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io.h"
+
+#define WINDOWS_LIMIT ((uint64_t)256 << 20)
+
+/* ---- the base -------------------------------------------------------------------------------- */
+
+static ckpt_status check_options(const ckpt_train_run *run, ckpt_err *err)
+{
+    const ckpt_train_opts *o = run->o;
+    if ((o->resume == NULL) == (o->init == NULL))
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "choose --resume PATH, to go on from a checkpoint, or --init CONFIG, for "
+                         "a new model");
+    if (o->steps < 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "--steps N is missing");
+    if (o->data.n == 0 && o->steps > 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "--data FILE is missing");
+    if (o->save == NULL && (o->save_every > 0 || o->save_format.n > 0 || o->keep > 0))
+        return ckpt_fail(err, CKPT_E_USAGE, "%s without --save DIR",
+                         o->save_every > 0      ? "--save-every"
+                         : o->save_format.n > 0 ? "--save-format"
+                                                : "--keep");
+    return CKPT_OK;
+}
+
+static ckpt_status open_base(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_err why = {0};
+    run->from = run->o->resume;
+    CKPT_CHECK(ckpt_tool_open(run->tool, &run->src, run->from, run->o->iteration, err));
+    ckpt_tool_warnings(run->tool, &run->src);
+    CKPT_CHECK(ckpt_tool_check_objects(&run->src, err));
+    CKPT_CHECK(ckpt_tool_bind(run->tool, &run->base, &run->src, NULL, err));
+    if (ckpt_manifest_load(&run->src, &run->old, &run->has_old, &why) != CKPT_OK) {
+        ckpt_tool_warn(run->tool, "%s: ignored", why.text);
+        run->has_old = false;
+    }
+    if (run->has_old && !run->o->reset_optimizer)
+        run->stored = run->old.training;
+done:
+    return status;
+}
+
+/* ---- what the run was -------------------------------------------------------------------------- */
+
+/* Learning rate and decay: said on the command line, before anything is filled in. */
+static bool gives_schedule(const ckpt_train_opts *o)
+{
+    return o->lr >= 0 || o->min_lr >= 0 || o->init_lr >= 0 || o->weight_decay >= 0 ||
+           o->lr_style >= 0 || o->lr_warmup >= 0 || o->lr_decay >= 0 || o->lr_wsd >= 0;
+}
+
+static ckpt_status judge_changes(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_buf list = {0};
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < run->changed.n; i++)
+        ckpt_buf_printf(&list, "%s%s", i > 0 ? ", " : "", run->changed.items[i]);
+    const char *text = list.data != NULL ? (const char *)list.data : "?";
+    if (run->changed.n > 0 && !run->o->change)
+        status = ckpt_fail(err, CKPT_E_USAGE,
+                           "%s: the run it belongs to had other options: %s; --change goes on with "
+                           "these",
+                           run->from, text);
+    else if (run->changed.n > 0)
+        ckpt_tool_note(run->tool, "changed: %s", text);
+    ckpt_buf_release(&list);
+    return status;
+}
+
+/* ---- data ------------------------------------------------------------------------------------- */
+
+static ckpt_status parse_windows(ckpt_train_run *run, const char *text, ckpt_err *err)
+{
+    size_t cap = 0;
+    void *starts = NULL;
+    for (const char *p = text;;) {
+        p += strspn(p, " \t\r\n,");
+        if (*p == '\0')
+            break;
+        char *end;
+        errno = 0;
+        long long v = strtoll(p, &end, 10);
+        if (end == p || v < 0 || errno != 0)
+            return ckpt_fail(err, CKPT_E_FORMAT, "position %lld: found '%.20s', expected a number",
+                             (long long)run->n_starts, p);
+        ckpt_status status =
+            ckpt_grow(&starts, &cap, (size_t)run->n_starts + 1, sizeof *run->starts, err);
+        run->starts = starts;
+        if (status != CKPT_OK)
+            return status;
+        run->starts[run->n_starts++] = v;
+        p = end;
+    }
+    return run->n_starts > 0 ? CKPT_OK : ckpt_fail(err, CKPT_E_FORMAT, "no positions");
+}
+
+/* Options that are part of the data's digest: named themselves, they need no second name. */
+static bool names_order(const ckpt_strings *changed)
+{
+    static const char *const words[] = {"--seed ",       "--seq-len ", "--data-type ",
+                                        "--no-shuffle ", "--labels ",  "--windows "};
+    for (size_t i = 0; i < changed->n; i++)
+        for (size_t k = 0; k < sizeof words / sizeof words[0]; k++)
+            if (strncmp(changed->items[i], words[k], strlen(words[k])) == 0)
+                return true;
+    return false;
+}
+
+static ckpt_status open_data(ckpt_train_run *run, ckpt_err *err)
+{
+    const ckpt_train_opts *o = run->o;
+    ckpt_status status = CKPT_OK;
+    ckpt_buf text = {0};
+    char hex[2 * CKPT_SHA256_LEN + 1];
+    int64_t V = 0;
+    (void)ckpt_json_int(ckpt_json_get(run->base.config, "vocab_size"), &V);
+    if (o->data.n == 0)
+        return CKPT_OK;
+    if (o->windows != NULL) {
+        CKPT_CHECK(ckpt_read_file(o->windows, WINDOWS_LIMIT, &text, err));
+        CKPT_TRY(parse_windows(run, (const char *)text.data, err), "%s", o->windows);
+    }
+    ckpt_data_opts opts = {.kind = (ckpt_data_kind)o->data_type,
+                           .seq_len = o->seq_len,
+                           .seed = (uint64_t)o->seed,
+                           .shuffle = !o->no_shuffle,
+                           .vocab = V,
+                           .eod = -1,
+                           .inner_labels = o->labels == 1,
+                           .starts = run->starts,
+                           .n_starts = run->n_starts};
+    CKPT_CHECK(ckpt_data_open(&run->data, o->data.items, o->data.n, &opts, err));
+    CKPT_CHECK(ckpt_data_digest(run->data, run->data_digest, err));
+    const char *was = ckpt_json_string(ckpt_json_path(run->stored, "data.digest"));
+    ckpt_hex(run->data_digest, hex);
+    if (was != NULL && strcmp(was, hex) != 0 && !names_order(&run->changed))
+        CKPT_CHECK(ckpt_strings_push(&run->changed,
+                                     o->windows != NULL ? "--data or --windows is not what it was"
+                                                        : "--data is not what it was",
+                                     err));
+done:
+    ckpt_buf_release(&text);
+    return status;
+}
+
+/* ---- network and saver -------------------------------------------------------------------------- */
+
+static void say_where(ckpt_train_run *run)
+{
+    const ckpt_train_state *s = &run->trainer.state;
+    const char *rule = run->o->optimizer == 1 ? "Muon" : "AdamW";
+    if (run->found)
+        ckpt_tool_note(run->tool, "%s: at step %lld, %lld samples, with %s's state", run->src.path,
+                       (long long)s->step, (long long)s->samples, rule);
+    else
+        ckpt_tool_note(run->tool, "%s: weights alone; %s starts anew%s%.0lld", run->src.path, rule,
+                       s->step > 0 ? " at step " : "", (long long)s->step);
+}
+
+static ckpt_status open_trainer(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_train_config config = ckpt_train_config_of(run);
+    ckpt_optim_config optim = ckpt_train_optim_of(run->o);
+    CKPT_CHECK(ckpt_trainer_open(&run->trainer, &run->base, &config, &optim, &run->schedule,
+                                 run->data, err));
+    run->open = true;
+    if (!run->o->reset_optimizer)
+        CKPT_CHECK(ckpt_trainer_load(&run->trainer, &run->found, err));
+    CKPT_CHECK(ckpt_train_restore(run, err));
+    run->first_step = run->trainer.state.step;
+done:
+    if (status != CKPT_OK && status != CKPT_E_USAGE)
+        ckpt_tool_frame(err, run->from);
+    return status;
+}
+
+static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
+{
+    static const ckpt_dtype dtypes[] = {CKPT_F32, CKPT_F32, CKPT_BF16};
+    const ckpt_train_opts *o = run->o;
+    ckpt_snapshot_tensor *list = NULL;
+    size_t n = 0;
+    ckpt_status status = CKPT_OK;
+    ckpt_saver *s = &run->saver;
+    if (o->save == NULL)
+        return CKPT_OK;
+    *s = (ckpt_saver){.tool = run->tool,
+                      .base = &run->base,
+                      .old = run->has_old ? &run->old : NULL,
+                      .dir = o->save,
+                      .keep = o->keep > 0 ? o->keep : 0,
+                      .approximate = o->approximate,
+                      .config_dtype = dtypes[o->dtype],
+                      .set_dtype = o->dtype != CKPT_TRAIN_KEEP,
+                      .lock_fd = -1};
+    run->saving = true;
+    for (size_t i = 0; i < o->save_format.n; i++)
+        CKPT_CHECK(ckpt_saver_format(s, o->save_format.items[i], err));
+    if (o->save_format.n == 0)
+        CKPT_CHECK(ckpt_saver_format(s, NULL, err));
+    CKPT_CHECK(ckpt_trainer_tensors(&run->trainer, &list, &n, err));
+    CKPT_CHECK(ckpt_saver_open(s, list, n, err));
+done:
+    free(list);
+    return status;
+}
+
+/* ---- the loop --------------------------------------------------------------------------------- */
+
+static void copy_tensors(void *self, const ckpt_snapshot *s)
+{
+    ckpt_trainer_copy(&((ckpt_train_run *)self)->trainer, s);
+}
+
+/* Report what the saver has finished. */
+static void take_events(ckpt_train_run *run)
+{
+    ckpt_save_event event;
+    while (run->saving && ckpt_saver_event(&run->saver, &event)) {
+        free(run->failed);
+        run->failed = NULL;
+        if (event.error == NULL) {
+            free(run->last_path);
+            run->last_path = event.path != NULL ? strdup(event.path) : NULL;
+            memcpy(run->root, event.digest, sizeof run->root);
+        } else {
+            run->failed = strdup(event.error);
+        }
+        ckpt_train_report_save(run, &event);
+        ckpt_save_event_free(&event);
+    }
+}
+
+static ckpt_status save(ckpt_train_run *run, double *stall, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_snapshot_tensor *list = NULL;
+    ckpt_json *training = NULL, *common = NULL, *args = NULL;
+    size_t n = 0;
+    double seconds = 0;
+    CKPT_CHECK(ckpt_trainer_tensors(&run->trainer, &list, &n, err));
+    if (run->data != NULL) {
+        CKPT_CHECK(ckpt_train_describe(run, &training, &common, &args, err));
+    } else if (run->stored != NULL) { /* nothing was trained: it is what it was */
+        training = ckpt_json_dup(run->stored);
+        if (training == NULL) {
+            status = ckpt_tool_no_memory(err);
+            goto done;
+        }
+    }
+    ckpt_save_state state = {run->trainer.state.step, training, common, args};
+    CKPT_CHECK(ckpt_saver_save(&run->saver, list, n, &state, copy_tensors, run, &seconds, err));
+    run->saved_step = state.step;
+    run->n_saves++;
+    run->stall += seconds;
+    run->worst_stall = seconds > run->worst_stall ? seconds : run->worst_stall;
+    *stall = seconds;
+done:
+    free(list);
+    ckpt_json_free(training);
+    ckpt_json_free(common);
+    ckpt_json_free(args);
+    return status;
+}
+
+/* The last checkpoint, waited for. A failure of this one is the run's. */
+static ckpt_status save_last(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    double stall;
+    if (!run->saving)
+        return CKPT_OK;
+    ckpt_saver_drain(&run->saver);
+    take_events(run);
+    if (run->saved_step != run->trainer.state.step || run->failed != NULL)
+        CKPT_CHECK(save(run, &stall, err));
+    ckpt_saver_drain(&run->saver);
+    take_events(run);
+    if (run->failed != NULL)
+        status = ckpt_fail(err, ckpt_interrupted ? CKPT_E_INTERRUPTED : CKPT_E_IO,
+                           "saving step %lld failed: %s", (long long)run->trainer.state.step,
+                           run->failed);
+done:
+    return status;
+}
+
+static ckpt_status train(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    double stall = 0;
+    while (run->trainer.state.step < run->o->steps) {
+        struct timespec start;
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        CKPT_CHECK(ckpt_check_interrupted(err));
+        CKPT_CHECK(ckpt_trainer_step(&run->trainer, &run->report, err));
+        double seconds = ckpt_seconds_since(&start);
+        run->seconds += seconds;
+        ckpt_train_report_step(run, seconds, stall);
+        stall = 0;
+        int64_t step = run->trainer.state.step;
+        if (run->saving && run->o->save_every > 0 && step % run->o->save_every == 0)
+            CKPT_CHECK(save(run, &stall, err));
+        take_events(run);
+    }
+done:
+    return status;
+}
+
+/* SIGINT or SIGTERM: save what there is, say how to go on. */
+static ckpt_status stop_early(ckpt_train_run *run, ckpt_err *err)
+{
+    if (!run->saving)
+        return CKPT_E_INTERRUPTED;
+    ckpt_interrupted = 0; /* once more interrupts the saving */
+    ckpt_train_erase(run);
+    *err = (ckpt_err){0};
+    ckpt_status status = save_last(run, err);
+    if (status == CKPT_OK)
+        ckpt_tool_note(run->tool,
+                       "interrupted after step %lld; saved %s; go on with: ckpt train --resume %s "
+                       "--steps %lld ...",
+                       (long long)run->trainer.state.step, run->last_path, run->last_path,
+                       (long long)run->o->steps);
+    return status;
+}
+
+/* Loss or gradient is not finite: nothing is saved, what is saved stays. */
+static ckpt_status stop_bad(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_err shown = *err;
+    if (run->saving) {
+        ckpt_saver_drain(&run->saver);
+        take_events(run);
+    }
+    ckpt_train_erase(run);
+    if (run->last_path == NULL)
+        return CKPT_E_MISMATCH;
+    return ckpt_fail(err, CKPT_E_MISMATCH, "%s; the last good checkpoint is %s", shown.text,
+                     run->last_path);
+}
+
+static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(check_options(run, err));
+    run->schedule_given = gives_schedule(run->o);
+    if (run->o->init != NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--init is not built yet");
+    CKPT_CHECK(open_base(run, err));
+    CKPT_CHECK(ckpt_train_resolve(run, err));
+    CKPT_CHECK(open_data(run, err));
+    CKPT_CHECK(judge_changes(run, err));
+    CKPT_CHECK(ckpt_train_schedule(run, err));
+    CKPT_CHECK(open_trainer(run, err));
+    CKPT_CHECK(open_saver(run, err));
+    CKPT_CHECK(ckpt_train_metrics_open(run, err));
+    say_where(run);
+    status = train(run, err);
+    if (status == CKPT_E_INTERRUPTED)
+        status = stop_early(run, err);
+    else if (status == CKPT_E_MISMATCH)
+        status = stop_bad(run, err);
+    else if (status == CKPT_OK)
+        status = save_last(run, err);
+    if (status == CKPT_OK)
+        ckpt_train_summary(run);
+done:
+    ckpt_train_erase(run);
+    return status;
+}
+
+static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
+{
+    ckpt_train_run r = {.tool = tool, .o = opts, .saved_step = -1, .saver = {.lock_fd = -1}};
+    ckpt_status status = run_all(&r, err);
+    if (r.saving)
+        ckpt_saver_close(&r.saver);
+    if (r.metrics != NULL)
+        (void)fclose(r.metrics);
+    if (r.open)
+        ckpt_trainer_close(&r.trainer);
+    ckpt_data_close(r.data);
+    free(r.starts);
+    free(r.last_path);
+    free(r.failed);
+    ckpt_strings_release(&r.changed);
+    ckpt_manifest_release(&r.old);
+    ckpt_model_release(&r.base);
+    ckpt_source_close(&r.src);
+    return status;
+}
+
+const ckpt_command ckpt_cmd_train = {
+    .name = "train",
+    .synopsis = "--resume PATH --data FILE --steps N",
+    .what = "train a model, exactly resumable from any checkpoint it saves",
+    .opts = ckpt_train_rows,
+    .opts_size = sizeof(ckpt_train_opts),
+    .min_operands = 0,
+    .max_operands = 0,
+    .writes = true,
+    .defaults = ckpt_train_defaults,
+    .run = run,
+    .notes =
+        "N steps are k steps, save, resume and N - k steps, bit for bit, whatever container and\n"
+        "layout the checkpoint went through meanwhile. Options that are not given come from the\n"
+        "checkpoint; others than its own are refused without --change. Interrupted (SIGINT,\n"
+        "SIGTERM) it saves and exits 0.\n",
+};
