@@ -23,7 +23,7 @@ typedef struct ckpt_comm_ops {
                      const uint64_t *recv_n, char *msg, size_t cap);
     /* The ranks that give one colour become a communicator, in their old order. */
     bool (*split)(void *self, int color, void **out, int *rank, int *size, char *msg, size_t cap);
-    void (*abort)(void *self, int code);
+    void (*stop)(void *self, int code);
     void (*free)(void *self); /* of the first one opened: ends the backend */
 } ckpt_comm_ops;
 
@@ -89,7 +89,7 @@ ckpt_status ckpt_comm_ring(ckpt_comm *c, const void *send, void *recv, size_t by
 ckpt_status ckpt_comm_barrier(ckpt_comm *c, ckpt_err *err) CKPT_MUST_USE;
 
 /* First of the n things that part i of `parts` has; parts differ by one at most, and part parts is n. */
-static inline int64_t ckpt_part(int64_t n, int64_t parts, int64_t i)
+static inline int64_t ckpt_part_at(int64_t n, int64_t parts, int64_t i)
 {
     return n / parts * i + n % parts * i / parts;
 }

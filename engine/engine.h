@@ -54,6 +54,8 @@ typedef struct ckpt_eng {
     bool failed;      /* a take did not fit */
     unsigned char *base;
     size_t cap, used, peak; /* bytes */
+    struct ckpt_eng_par
+        *par; /* the other ranks of the run (par.h), borrowed; NULL: there are none */
 } ckpt_eng;
 
 /* threads 0 = all cores. The context is dry until ckpt_eng_reserve. Nothing to release before. */

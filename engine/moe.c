@@ -42,6 +42,10 @@ ckpt_status ENG(moe_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe
     s->first = ckpt_eng_take(e, m->E + 1, sizeof *s->first);
     s->row_of = ckpt_eng_take(e, rows, sizeof *s->row_of);
     s->slot_of = ckpt_eng_take(e, rows, sizeof *s->slot_of);
+    if (ENG(moe_spread)(e)) {
+        CKPT_CHECK(ENG(moe_ep_save)(e, m, T, s, err));
+        rows = s->rows;
+    }
     s->x = ckpt_eng_take(e, rows * m->H, sizeof(real));
     if (m->gated)
         s->gate = ckpt_eng_take(e, rows * m->FE, sizeof(real));
@@ -168,29 +172,40 @@ done:
     return status;
 }
 
-ckpt_status ENG(moe)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
-                     const real *x, bool add, real *y, const ENG(moe_saved) * s, double *aux,
-                     int64_t *counts, ckpt_err *err)
+ckpt_status ENG(moe_rows)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
+                          const real *x, bool add, real *y, const ENG(moe_saved) * s, ckpt_err *err)
 {
     job j = {.m = m, .p = p, .s = s, .x = x, .T = T, .add = add, .y = y};
     int64_t rows = T * m->top_k;
     size_t mark = ckpt_eng_mark(e);
-    ckpt_status status;
-    CKPT_CHECK(ENG(route)(e, m, T, p, x, s, aux, counts, err));
     int64_t *first = ckpt_eng_take(e, m->E + 1, sizeof *first);
     j.act = ckpt_eng_take(e, rows * m->FE, sizeof(real));
     j.out = ckpt_eng_take(e, rows * m->H, sizeof(real));
-    CKPT_CHECK(ckpt_eng_check(e, err));
-    if (!e->dry) {
+    ckpt_status status = ckpt_eng_check(e, err);
+    if (status == CKPT_OK && !e->dry) {
         int64_t items = cut_rows(m, s->first, first);
         j.first = first;
         ckpt_eng_parallel(e, items, forward_rows, &j);
         run_blocks(e, &j, combine);
     }
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+ckpt_status ENG(moe)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
+                     const real *x, bool add, real *y, const ENG(moe_saved) * s, double *aux,
+                     int64_t *counts, ckpt_err *err)
+{
+    job j = {.m = m, .p = p, .s = s, .x = x, .T = T, .add = add, .y = y};
+    ckpt_status status;
+    CKPT_CHECK(ENG(route)(e, m, T, p, x, s, aux, counts, err));
+    if (ENG(moe_spread)(e))
+        CKPT_CHECK(ENG(moe_ep)(e, m, T, p, x, add, y, s, err));
+    else
+        CKPT_CHECK(ENG(moe_rows)(e, m, T, p, x, add, y, s, err));
     if (m->FS > 0)
         CKPT_CHECK(shared_forward(e, &j, x, err));
 done:
-    ckpt_eng_drop(e, mark);
     return status;
 }
 
@@ -316,11 +331,13 @@ done:
     return status;
 }
 
-ckpt_status ENG(moe_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
-                         const ENG(moe_saved) * s, const real *x, const real *dy, double aux_scale,
-                         bool add, real *dx, const ENG(moe_params) * grads, ckpt_err *err)
+ckpt_status ENG(moe_rows_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
+                              const ENG(moe_params) * p, const ENG(moe_saved) * s, const real *dy,
+                              bool add, real *dx, real *dweight, const ENG(moe_params) * g,
+                              ckpt_err *err)
 {
-    job j = {.m = m, .p = p, .g = grads, .s = s, .dy = dy, .T = T, .add = add, .y = dx};
+    job j = {
+        .m = m, .p = p, .g = g, .s = s, .dy = dy, .T = T, .add = add, .y = dx, .dweight = dweight};
     int64_t rows = T * m->top_k;
     size_t mark = ckpt_eng_mark(e);
     int64_t *first = ckpt_eng_take(e, m->E + 1, sizeof *first);
@@ -328,10 +345,8 @@ ckpt_status ENG(moe_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const EN
     j.out = ckpt_eng_take(e, rows * m->H, sizeof(real));
     j.dgate = m->gated ? ckpt_eng_take(e, rows * m->FE, sizeof(real)) : NULL;
     j.dup = ckpt_eng_take(e, rows * m->FE, sizeof(real));
-    j.dweight = ckpt_eng_take(e, rows, sizeof(real));
-    ckpt_status status;
-    CKPT_CHECK(ckpt_eng_check(e, err));
-    if (!e->dry) {
+    ckpt_status status = ckpt_eng_check(e, err);
+    if (status == CKPT_OK && !e->dry) {
         int64_t items = cut_rows(m, s->first, first);
         j.first = first;
         ckpt_eng_parallel(e, items, backward_rows, &j);
@@ -339,7 +354,24 @@ ckpt_status ENG(moe_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const EN
         ckpt_eng_parallel(e, items, input_grads, &j);
         run_blocks(e, &j, combine);
     }
-    CKPT_CHECK(ENG(route_bwd)(e, m, T, p, s, x, j.dweight, aux_scale, dx, grads, err));
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+ckpt_status ENG(moe_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
+                         const ENG(moe_saved) * s, const real *x, const real *dy, double aux_scale,
+                         bool add, real *dx, const ENG(moe_params) * grads, ckpt_err *err)
+{
+    job j = {.m = m, .p = p, .g = grads, .s = s, .dy = dy, .T = T, .add = add, .y = dx};
+    size_t mark = ckpt_eng_mark(e);
+    real *dweight = ckpt_eng_take(e, T * m->top_k, sizeof(real));
+    ckpt_status status;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (ENG(moe_spread)(e))
+        CKPT_CHECK(ENG(moe_ep_bwd)(e, m, T, p, s, dy, add, dx, dweight, grads, err));
+    else
+        CKPT_CHECK(ENG(moe_rows_bwd)(e, m, T, p, s, dy, add, dx, dweight, grads, err));
+    CKPT_CHECK(ENG(route_bwd)(e, m, T, p, s, x, dweight, aux_scale, dx, grads, err));
     if (m->FS > 0)
         CKPT_CHECK(shared_backward(e, &j, x, dx, err));
 done:

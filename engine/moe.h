@@ -4,6 +4,7 @@
 #define CKPT_ENGINE_MOE_H
 
 #include "blocks.h"
+#include "comm.h"
 
 typedef struct ckpt_eng_moe {
     int64_t H, E, FE, FS; /* FS 0 = no shared expert */
@@ -38,6 +39,12 @@ typedef struct ENG(moe_saved) {
     ENG(mlp_saved) shared;
     real *shared_y; /* [T, H]: shared expert before its gate, when there is one */
     real *shared_g; /* [T]: that gate before the sigmoid */
+    /* Experts on several ranks (moe_ep.c): x, gate and up are rows of this rank's experts, and the order
+     * of the rows received. */
+    real *weight_in;                /* as received */
+    int64_t *first_in;              /* [own experts + 1] */
+    int32_t *row_in, *slot_in;      /* received index to row and back */
+    int64_t *sent, *received, rows; /* rows to and from every rank; room for */
 } ENG(moe_saved);
 
 ckpt_status ENG(moe_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe_saved) * saved,
@@ -61,9 +68,20 @@ ckpt_status ENG(embed)(ckpt_eng *e, int64_t T, int64_t V, int64_t H, const int32
 /* dtable += */
 ckpt_status ENG(embed_bwd)(ckpt_eng *e, int64_t T, int64_t V, int64_t H, const int32_t *ids,
                            const real *dy, real *dtable, ckpt_err *err) CKPT_MUST_USE;
+/* The same with rows lo .. lo + n - 1 of the table alone: other ids give zeros and no gradient. */
+ckpt_status ENG(embed_part)(ckpt_eng *e, int64_t T, int64_t V, int64_t lo, int64_t n, int64_t H,
+                            const int32_t *ids, const real *table, real *y,
+                            ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(embed_part_bwd)(ckpt_eng *e, int64_t T, int64_t V, int64_t lo, int64_t n, int64_t H,
+                                const int32_t *ids, const real *dy, real *dtable,
+                                ckpt_err *err) CKPT_MUST_USE;
 /* loss [T] of logits [T, V] against labels [T], label < 0 = no loss (0); dlogits = (softmax - onehot)
  * * weight[t], may alias logits, or NULL. */
 ckpt_status ENG(xent)(ckpt_eng *e, int64_t T, int64_t V, const real *logits, const int32_t *labels,
                       const real *weight, real *loss, real *dlogits, ckpt_err *err) CKPT_MUST_USE;
+/* The same with columns lo .. lo + n - 1 of the logits on this rank of c, [T, n]. */
+ckpt_status ENG(xent_part)(ckpt_eng *e, ckpt_comm *c, int64_t T, int64_t V, int64_t lo, int64_t n,
+                           const real *logits, const int32_t *labels, const real *weight,
+                           real *loss, real *dlogits, ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -1,8 +1,9 @@
-/* Between router.c and moe.c. */
+/* Between router.c, moe.c and moe_ep.c. */
 #ifndef CKPT_ENGINE_MOE_INTERNAL_H
 #define CKPT_ENGINE_MOE_INTERNAL_H
 
 #include "moe.h"
+#include "par.h"
 
 /* Scores, choice, weights and the expert-major row order of all tokens. */
 ckpt_status ENG(route)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
@@ -13,5 +14,29 @@ ckpt_status ENG(route_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const 
                            const ENG(moe_saved) * s, const real *x, const real *dweight,
                            double aux_scale, real *dx, const ENG(moe_params) * g,
                            ckpt_err *err) CKPT_MUST_USE;
+
+/* moe.c: the experts alone, rows ordered in s. y [T, H] (+)= the sum of a token's rows; backward: dx
+ * (+)=, dweight [T, top_k], gradients of the experts. */
+ckpt_status ENG(moe_rows)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
+                          const real *x, bool add, real *y, const ENG(moe_saved) * s,
+                          ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(moe_rows_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
+                              const ENG(moe_params) * p, const ENG(moe_saved) * s, const real *dy,
+                              bool add, real *dx, real *dweight, const ENG(moe_params) * g,
+                              ckpt_err *err) CKPT_MUST_USE;
+/* moe_ep.c: the same where e->par spreads the experts over ranks. */
+static inline bool ENG(moe_spread)(const ckpt_eng *e)
+{
+    return e->par != NULL && e->par->ep > 1;
+}
+ckpt_status ENG(moe_ep_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe_saved) * s,
+                             ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(moe_ep)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
+                        const real *x, bool add, real *y, const ENG(moe_saved) * s,
+                        ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(moe_ep_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
+                            const ENG(moe_params) * p, const ENG(moe_saved) * s, const real *dy,
+                            bool add, real *dx, real *dweight, const ENG(moe_params) * g,
+                            ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -1,5 +1,5 @@
 /* Building a network: parameters from the checkpoint, and pointers of every block to its own. */
-#include "network.h"
+#include "network_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,6 +102,7 @@ static const slot gqa_slots[] = {
 typedef struct binder {
     ENG(network) * m;
     bool *used; /* per parameter */
+    const ckpt_eng_par *par;
     ckpt_err *err;
 } binder;
 
@@ -202,6 +203,7 @@ static ckpt_status bind_block(binder *b, int64_t i)
     const ckpt_eng_block *s = &b->m->spec.blocks[i];
     const char *kind = NULL;
     char prefix[100], name[120];
+    ckpt_err *err = b->err; /* for CKPT_TRY */
     ckpt_status status;
     for (int c = 0; c < CKPT_N_KINDS; c++)
         if (ckpt_kinds[c].letter == s->letter)
@@ -209,6 +211,12 @@ static ckpt_status bind_block(binder *b, int64_t i)
     if (kind == NULL)
         return ckpt_fail(b->err, CKPT_E_INTERNAL, "block letter '%c' has no kind", s->letter);
     *k = (ENG(block)){.spec = *s};
+    if (b->par != NULL) {
+        ckpt_eng_heads h;
+        CKPT_TRY(ckpt_eng_heads_of(s, b->par->tp, b->par->t, &h, b->err), "block %lld",
+                 (long long)i);
+        k->spec = ckpt_eng_with_heads(s, &h);
+    }
     snprintf(prefix, sizeof prefix, "blocks.%lld.%s", (long long)i, kind);
     snprintf(name, sizeof name, "%s.norm.weight", prefix);
     CKPT_CHECK(bind_one(b, name, true, &k->norm, &k->dnorm));
@@ -278,8 +286,10 @@ static bool trains(const char *name)
     return n < sizeof bias || strcmp(name + n - (sizeof bias - 1), bias) != 0;
 }
 
-static ckpt_status list_params(ENG(network) * m, const ckpt_model *src, ckpt_err *err)
+static ckpt_status list_params(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
+                               ckpt_err *err)
 {
+    const ckpt_eng_par *par = e->par;
     m->params = ckpt_arena_array(&m->spec.arena, src->n_tensors + 1, sizeof *m->params);
     if (m->params == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu parameters", src->n_tensors);
@@ -292,8 +302,12 @@ static ckpt_status list_params(ENG(network) * m, const ckpt_model *src, ckpt_err
         if (!is_param(c))
             continue;
         *p = (ENG(param)){.name = c->name, .tensor = i, .flags = c->flags};
-        if (!ckpt_numel(c->rank, c->dims, &p->n) ||
-            !ckpt_add_i64(m->n_elements, p->n, &m->n_elements))
+        ckpt_status status = ckpt_eng_box_of(&m->spec, c, par, par != NULL ? par->t : 0,
+                                             par != NULL ? par->x : 0, &p->box, err);
+        if (status != CKPT_OK)
+            return status;
+        p->n = p->box.n;
+        if (!ckpt_add_i64(m->n_elements, p->n, &m->n_elements))
             return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
         m->n_params++;
     }
@@ -315,7 +329,7 @@ static ckpt_status place_params(ENG(network) * m, bool gradients, ckpt_err *err)
     for (size_t i = 0; i < m->n_params; i++) {
         ENG(param) *p = &m->params[i];
         p->x = m->data + at;
-        p->grad = gradients && trains(p->name) ? m->grads + at : NULL;
+        p->grad = gradients && p->n > 0 && trains(p->name) ? m->grads + at : NULL;
         at += p->n;
     }
     return CKPT_OK;
@@ -372,7 +386,9 @@ static ckpt_status load_params(ENG(network) * m, const ckpt_eng *e, const ckpt_m
                                c->name, ckpt_dtype_get(c->dtype)->name);
             goto done;
         }
-        CKPT_CHECK(ckpt_plan_canon(src, m->params[i].tensor, &arena, &j.gathers[i], err));
+        const ENG(param) *p = &m->params[i];
+        CKPT_CHECK(
+            ckpt_plan_box(src, p->tensor, p->box.lo, p->box.len, &arena, &j.gathers[i], err));
         j.gathers[i].to = to;
     }
     ckpt_eng_parallel(e, (int64_t)m->n_params, load_param, &j);
@@ -392,10 +408,14 @@ ckpt_status ENG(network_open)(ENG(network) * m, const ckpt_eng *e, const ckpt_mo
                               const ckpt_eng_spec_opts *opts, bool gradients, ckpt_err *err)
 {
     *m = (ENG(network)){0};
-    binder b = {.m = m, .err = err};
+    binder b = {.m = m, .par = e->par, .err = err};
     ckpt_status status;
+    m->keys = ckpt_comm_alone();
     CKPT_CHECK(ckpt_eng_spec_open(&m->spec, src, opts, err));
-    CKPT_CHECK(list_params(m, src, err));
+    m->vocab = (ckpt_eng_range){0, m->spec.V};
+    CKPT_CHECK(list_params(m, e, src, err));
+    if (e->par != NULL)
+        CKPT_CHECK(ENG(network_join)(m, e, err));
     CKPT_CHECK(place_params(m, gradients, err));
     m->blocks = ckpt_arena_array(&m->spec.arena, (size_t)m->spec.n_blocks, sizeof *m->blocks);
     m->mtp = ckpt_arena_array(&m->spec.arena, (size_t)m->spec.mtp_layers + 1, sizeof *m->mtp);
@@ -417,6 +437,7 @@ void ENG(network_close)(ENG(network) * m)
 {
     free(m->data);
     free(m->grads);
+    ckpt_comm_release(&m->keys);
     ckpt_eng_spec_close(&m->spec);
     *m = (ENG(network)){0};
 }

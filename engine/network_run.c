@@ -5,7 +5,7 @@
  * gives the same bits because every operation does. Multi-token prediction follows the trunk's final
  * norm: h_k = blocks([enorm(embed(ids shifted by k)) | hnorm(h_{k-1})] W^T), normed, the same head.
  * Source: mla-moe-math.md sections 5 and 6. */
-#include "network.h"
+#include "network_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +24,7 @@ typedef union saved {
 typedef struct record {
     real *x;        /* input [T, H] */
     real *n, *rstd; /* normed input, statistics */
+    real *all;      /* normed inputs of a group of ranks, where the block runs on those */
     saved s;
 } record;
 
@@ -33,12 +34,13 @@ typedef struct pass {
     const ENG(batch) * batch;
     ENG(run) * run;
     ckpt_err *err;
-    int64_t T;
+    int64_t T;         /* tokens that this rank holds between blocks: where.n */
+    ENG(tokens) where; /* one process: all of them */
     ENG(rope_tables) mla, gqa;
     record *records; /* one a block */
     real *weight;    /* of every token's loss */
     real *loss;
-    int32_t *ids, *labels; /* of the current depth of multi-token prediction */
+    int32_t *ids, *labels; /* of the current depth of multi-token prediction, of all tokens */
 } pass;
 
 typedef struct copy_job {
@@ -65,60 +67,174 @@ static void copy(const ckpt_eng *e, const real *from, real *to, int64_t n)
 
 /* ---- one block ------------------------------------------------------------------------------- */
 
+/* The ranks whose tokens a block runs on together; comm NULL: this rank's alone. */
+typedef struct group {
+    ckpt_comm *comm;
+    const int64_t *counts;
+    int64_t T;
+} group;
+
+static group group_of(const pass *p, ckpt_eng_kind kind)
+{
+    ckpt_eng_par *par = p->e->par;
+    bool mixer = kind != CKPT_ENG_MLP;
+    if (par == NULL || kind == CKPT_ENG_MOE)
+        return (group){.T = p->T};
+    if (mixer && par->cp > 1 && par->cp_mode == CKPT_ENG_CP_HEADS)
+        return (group){&par->model, p->where.over_model, p->where.T};
+    return (group){par->tp > 1 ? &par->tensor : NULL, p->where.over_tp, p->where.cp_n};
+}
+
 static ckpt_status take_record(pass *p, int64_t i)
 {
-    const ckpt_eng_block *b = &p->m->blocks[i].spec;
+    const ENG(block) *k = &p->m->blocks[i];
+    group g = group_of(p, k->spec.kind);
+    ckpt_eng_block b = k->spec;
     record *r = &p->records[i];
     r->n = ckpt_eng_take(p->e, p->T * p->m->spec.H, sizeof(real));
     r->rstd = ckpt_eng_take(p->e, p->T, sizeof(real));
-    switch (b->kind) {
+    r->all = r->n;
+    if (g.comm != NULL)
+        r->all = ckpt_eng_take(p->e, g.T * p->m->spec.H, sizeof(real));
+    if (p->e->par != NULL) {
+        ckpt_status status = ENG(share_spec)(p->e, k, &b, p->err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    switch (b.kind) {
     case CKPT_ENG_LINATTN:
-        return ENG(linattn_save)(p->e, &b->u.linattn, p->batch->seq, &r->s.linattn, p->err);
+        return ENG(linattn_save)(p->e, &b.u.linattn, p->batch->seq, &r->s.linattn, p->err);
     case CKPT_ENG_MLA:
-        return ENG(mla_save)(p->e, &b->u.mla, p->T, &r->s.mla, p->err);
+        return ENG(mla_save)(p->e, &b.u.mla, g.T, &r->s.mla, p->err);
     case CKPT_ENG_GQA:
-        return ENG(gqa_save)(p->e, &b->u.gqa, p->T, &r->s.gqa, p->err);
+        return ENG(gqa_save)(p->e, &b.u.gqa, g.T, &r->s.gqa, p->err);
     case CKPT_ENG_MLP:
-        return ENG(mlp_save)(p->e, &b->u.mlp, p->T, &r->s.mlp, p->err);
+        return ENG(mlp_save)(p->e, &b.u.mlp, g.T, &r->s.mlp, p->err);
     case CKPT_ENG_MOE:
-        return ENG(moe_save)(p->e, &b->u.moe, p->T, &r->s.moe, p->err);
+        return ENG(moe_save)(p->e, &b.u.moe, g.T, &r->s.moe, p->err);
     }
     return ckpt_fail(p->err, CKPT_E_INTERNAL, "block %lld has no kind", (long long)i);
+}
+
+/* y (+)= block(x) over T tokens. */
+static ckpt_status forward_op(pass *p, int64_t i, const ckpt_eng_block *b,
+                              const ENG(block_params) * w, int64_t T, const real *x, bool add,
+                              real *y, double aux[2])
+{
+    const ckpt_eng_seq *seq = p->batch->seq;
+    saved *s = &p->records[i].s;
+    switch (b->kind) {
+    case CKPT_ENG_LINATTN:
+        return ENG(linattn)(p->e, &b->u.linattn, seq, &w->linattn, x, add, y, NULL, &s->linattn,
+                            p->err);
+    case CKPT_ENG_MLA:
+        return ENG(mla)(p->e, &b->u.mla, seq, &w->mla, &p->mla, x, add, y, &s->mla, p->err);
+    case CKPT_ENG_GQA:
+        return ENG(gqa)(p->e, &b->u.gqa, seq, &w->gqa, &p->gqa, x, add, y, &s->gqa, p->err);
+    case CKPT_ENG_MLP:
+        return ENG(mlp)(p->e, &b->u.mlp, T, &w->mlp, x, add, y, &s->mlp, p->err);
+    case CKPT_ENG_MOE:
+        return ENG(moe)(p->e, &b->u.moe, T, &w->moe, x, add, y, &s->moe, aux,
+                        p->run->expert_counts ? p->run->expert_counts + i * b->u.moe.E : NULL,
+                        p->err);
+    }
+    return CKPT_OK;
+}
+
+/* The same on several ranks: y [own tokens] += the sum of all ranks' heads. */
+static ckpt_status forward_spread(pass *p, int64_t i, real *y, double aux[2])
+{
+    const ENG(block) *k = &p->m->blocks[i];
+    record *r = &p->records[i];
+    group g = group_of(p, k->spec.kind);
+    int64_t H = p->m->spec.H;
+    size_t mark = ckpt_eng_mark(p->e);
+    ENG(share) share;
+    ckpt_status status;
+    CKPT_CHECK(ENG(share_of)(p->e, k, false, &share, p->err));
+    if (g.comm == NULL) {
+        status = forward_op(p, i, &share.spec, &share.p, g.T, r->n, true, y, aux);
+        goto done;
+    }
+    real *part = ckpt_eng_take(p->e, g.T * H, sizeof *part);
+    real *own = ckpt_eng_take(p->e, p->T * H, sizeof *own);
+    CKPT_CHECK(ckpt_eng_check(p->e, p->err));
+    CKPT_CHECK(ENG(tokens_gather)(p->e, g.comm, g.counts, r->n, r->all, p->err));
+    CKPT_CHECK(forward_op(p, i, &share.spec, &share.p, g.T, r->all, false, part, aux));
+    CKPT_CHECK(ENG(tokens_scatter)(p->e, g.comm, g.counts, part, own, p->err));
+    for (int64_t j = 0; j < p->T * H && !p->e->dry; j++)
+        y[j] += own[j];
+done:
+    ckpt_eng_drop(p->e, mark);
+    return status;
 }
 
 /* y += block(norm(x)). */
 static ckpt_status block_forward(pass *p, int64_t i, real *y, double aux[2])
 {
     const ENG(block) *k = &p->m->blocks[i];
-    const ckpt_eng_block *b = &k->spec;
-    const ckpt_eng_seq *seq = p->batch->seq;
     record *r = &p->records[i];
-    ckpt_status status;
-    CKPT_CHECK(ENG(rmsnorm)(p->e, p->T, p->m->spec.H, r->x, k->norm, p->m->spec.centered,
-                            p->m->spec.eps, r->n, r->rstd, p->err));
+    ckpt_status status = ENG(rmsnorm)(p->e, p->T, p->m->spec.H, r->x, k->norm, p->m->spec.centered,
+                                      p->m->spec.eps, r->n, r->rstd, p->err);
+    if (status != CKPT_OK)
+        return status;
+    if (p->e->par != NULL)
+        return forward_spread(p, i, y, aux);
+    return forward_op(p, i, &k->spec, &k->p, p->T, r->n, true, y, aux);
+}
+
+/* dx, written, of dy; gradients are added to. */
+static ckpt_status backward_op(pass *p, int64_t i, const ckpt_eng_block *b,
+                               const ENG(block_params) * w, int64_t T, const real *x,
+                               const real *dy, real *dx, const ENG(block_params) * grads)
+{
+    const ckpt_eng_seq *seq = p->batch->seq;
+    const saved *s = &p->records[i].s;
+    /* Side losses are means over data-parallel ranks. */
+    double side = p->e->par != NULL ? 1.0 / p->e->par->dp : 1;
     switch (b->kind) {
     case CKPT_ENG_LINATTN:
-        status = ENG(linattn)(p->e, &b->u.linattn, seq, &k->p.linattn, r->n, true, y, NULL,
-                              &r->s.linattn, p->err);
-        break;
+        return ENG(linattn_bwd)(p->e, &b->u.linattn, seq, &w->linattn, &s->linattn, x, dy, false,
+                                dx, &grads->linattn, p->err);
     case CKPT_ENG_MLA:
-        status =
-            ENG(mla)(p->e, &b->u.mla, seq, &k->p.mla, &p->mla, r->n, true, y, &r->s.mla, p->err);
-        break;
+        return ENG(mla_bwd)(p->e, &b->u.mla, seq, &w->mla, &p->mla, &s->mla, x, dy, false, dx,
+                            &grads->mla, p->err);
     case CKPT_ENG_GQA:
-        status =
-            ENG(gqa)(p->e, &b->u.gqa, seq, &k->p.gqa, &p->gqa, r->n, true, y, &r->s.gqa, p->err);
-        break;
+        return ENG(gqa_bwd)(p->e, &b->u.gqa, seq, &w->gqa, &p->gqa, &s->gqa, x, dy, false, dx,
+                            &grads->gqa, p->err);
     case CKPT_ENG_MLP:
-        status = ENG(mlp)(p->e, &b->u.mlp, p->T, &k->p.mlp, r->n, true, y, &r->s.mlp, p->err);
-        break;
+        return ENG(mlp_bwd)(p->e, &b->u.mlp, T, &w->mlp, &s->mlp, x, dy, false, dx, &grads->mlp,
+                            p->err);
     case CKPT_ENG_MOE:
-        status =
-            ENG(moe)(p->e, &b->u.moe, p->T, &k->p.moe, r->n, true, y, &r->s.moe, aux,
-                     p->run->expert_counts ? p->run->expert_counts + i * b->u.moe.E : NULL, p->err);
-        break;
+        return ENG(moe_bwd)(p->e, &b->u.moe, T, &w->moe, &s->moe, x, dy, side, false, dx,
+                            &grads->moe, p->err);
     }
+    return CKPT_OK;
+}
+
+static ckpt_status backward_spread(pass *p, int64_t i, const real *dx, real *dn)
+{
+    const ENG(block) *k = &p->m->blocks[i];
+    const record *r = &p->records[i];
+    group g = group_of(p, k->spec.kind);
+    int64_t H = p->m->spec.H;
+    size_t mark = ckpt_eng_mark(p->e);
+    ENG(share) share;
+    ckpt_status status;
+    CKPT_CHECK(ENG(share_of)(p->e, k, true, &share, p->err));
+    if (g.comm == NULL) {
+        CKPT_CHECK(backward_op(p, i, &share.spec, &share.p, g.T, r->n, dx, dn, &share.g));
+    } else {
+        real *dall = ckpt_eng_take(p->e, g.T * H, sizeof *dall);
+        real *part = ckpt_eng_take(p->e, g.T * H, sizeof *part);
+        CKPT_CHECK(ckpt_eng_check(p->e, p->err));
+        CKPT_CHECK(ENG(tokens_gather)(p->e, g.comm, g.counts, dx, dall, p->err));
+        CKPT_CHECK(backward_op(p, i, &share.spec, &share.p, g.T, r->all, dall, part, &share.g));
+        CKPT_CHECK(ENG(tokens_scatter)(p->e, g.comm, g.counts, part, dn, p->err));
+    }
+    ENG(share_add)(p->e, &share);
 done:
+    ckpt_eng_drop(p->e, mark);
     return status;
 }
 
@@ -126,41 +242,18 @@ done:
 static ckpt_status block_backward(pass *p, int64_t i, real *dx)
 {
     const ENG(block) *k = &p->m->blocks[i];
-    const ckpt_eng_block *b = &k->spec;
-    const ckpt_eng_seq *seq = p->batch->seq;
     const record *r = &p->records[i];
     int64_t H = p->m->spec.H;
     size_t mark = ckpt_eng_mark(p->e);
     real *dn = ckpt_eng_take(p->e, p->T * H, sizeof *dn);
     ckpt_status status = ckpt_eng_check(p->e, p->err);
-    if (status != CKPT_OK)
-        goto done;
-    switch (b->kind) {
-    case CKPT_ENG_LINATTN:
-        status = ENG(linattn_bwd)(p->e, &b->u.linattn, seq, &k->p.linattn, &r->s.linattn, r->n, dx,
-                                  false, dn, &k->g.linattn, p->err);
-        break;
-    case CKPT_ENG_MLA:
-        status = ENG(mla_bwd)(p->e, &b->u.mla, seq, &k->p.mla, &p->mla, &r->s.mla, r->n, dx, false,
-                              dn, &k->g.mla, p->err);
-        break;
-    case CKPT_ENG_GQA:
-        status = ENG(gqa_bwd)(p->e, &b->u.gqa, seq, &k->p.gqa, &p->gqa, &r->s.gqa, r->n, dx, false,
-                              dn, &k->g.gqa, p->err);
-        break;
-    case CKPT_ENG_MLP:
-        status = ENG(mlp_bwd)(p->e, &b->u.mlp, p->T, &k->p.mlp, &r->s.mlp, r->n, dx, false, dn,
-                              &k->g.mlp, p->err);
-        break;
-    case CKPT_ENG_MOE:
-        status = ENG(moe_bwd)(p->e, &b->u.moe, p->T, &k->p.moe, &r->s.moe, r->n, dx, 1, false, dn,
-                              &k->g.moe, p->err);
-        break;
-    }
+    if (status == CKPT_OK && p->e->par != NULL)
+        status = backward_spread(p, i, dx, dn);
+    else if (status == CKPT_OK)
+        status = backward_op(p, i, &k->spec, &k->p, p->T, r->n, dx, dn, &k->g);
     if (status == CKPT_OK)
         status = ENG(rmsnorm_bwd)(p->e, p->T, H, r->x, k->norm, p->m->spec.centered, r->rstd, dn,
                                   true, dx, k->dnorm, p->err);
-done:
     ckpt_eng_drop(p->e, mark);
     return status;
 }
@@ -240,6 +333,9 @@ static ckpt_status head_loss(pass *p, const real *h, const int32_t *labels, doub
 {
     int64_t H = p->m->spec.H, V = p->m->spec.V, n = 0;
     bool backward = p->run->backward && labels != NULL;
+    if (p->e->par != NULL)
+        return ENG(vocab_loss)(p->e, p->m, &p->where, h, labels, share, logits,
+                               backward ? dh : NULL, loss, p->err);
     size_t mark = ckpt_eng_mark(p->e);
     ckpt_status status;
     real *z = ckpt_eng_take(p->e, p->T * V, sizeof *z);
@@ -266,6 +362,25 @@ static ckpt_status head_loss(pass *p, const real *h, const int32_t *labels, doub
 done:
     ckpt_eng_drop(p->e, mark);
     return status;
+}
+
+/* ---- embedding ------------------------------------------------------------------------------- */
+
+/* x [own tokens, H] of ids [all tokens]. */
+static ckpt_status embed(pass *p, const int32_t *ids, real *x)
+{
+    const ENG(network) *m = p->m;
+    if (p->e->par != NULL)
+        return ENG(vocab_embed)(p->e, m, &p->where, ids, x, p->err);
+    return ENG(embed)(p->e, p->T, m->spec.V, m->spec.H, ids, m->embed, x, p->err);
+}
+
+static ckpt_status embed_bwd(pass *p, const int32_t *ids, const real *dx)
+{
+    const ENG(network) *m = p->m;
+    if (p->e->par != NULL)
+        return ENG(vocab_embed_bwd)(p->e, m, &p->where, ids, dx, p->err);
+    return ENG(embed_bwd)(p->e, p->T, m->spec.V, m->spec.H, ids, dx, m->dembed, p->err);
 }
 
 /* ---- multi-token prediction ------------------------------------------------------------------ */
@@ -298,7 +413,7 @@ static ckpt_status depth_forward(pass *p, int64_t d, int64_t lo, int64_t hi, con
     k->rout = ckpt_eng_take(p->e, T, sizeof(real));
     k->cat = ckpt_eng_take(p->e, T * 2 * H, sizeof(real));
     CKPT_CHECK(ckpt_eng_check(p->e, p->err));
-    CKPT_CHECK(ENG(embed)(p->e, T, m->spec.V, H, p->ids, m->embed, k->e, p->err));
+    CKPT_CHECK(embed(p, p->ids, k->e));
     CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, k->e, w->enorm, m->spec.centered, m->spec.eps, k->en, k->re,
                             p->err));
     CKPT_CHECK(
@@ -338,7 +453,7 @@ static ckpt_status depth_backward(pass *p, int64_t d, int64_t lo, int64_t hi, co
         memcpy(half + t * H, dcat + t * 2 * H, (size_t)H * sizeof(real));
     CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, k->e, w->enorm, m->spec.centered, k->re, half, false,
                                 half, w->denorm, p->err));
-    CKPT_CHECK(ENG(embed_bwd)(p->e, T, m->spec.V, H, p->ids, half, m->dembed, p->err));
+    CKPT_CHECK(embed_bwd(p, p->ids, half));
     for (int64_t t = 0; t < T && !p->e->dry; t++)
         memcpy(half + t * H, dcat + t * 2 * H + H, (size_t)H * sizeof(real));
     CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, h, w->hnorm, m->spec.centered, k->rh, half, true, dh,
@@ -358,12 +473,12 @@ static ckpt_status depths(pass *p, int64_t d, const real *h, real *dh)
     depth k;
     ckpt_status status;
     real *dout = ckpt_eng_take(p->e, p->T * s->H, sizeof *dout);
-    int32_t *ids = ckpt_eng_take(p->e, p->T, sizeof *ids);
-    int32_t *labels = ckpt_eng_take(p->e, p->T, sizeof *labels);
+    int32_t *ids = ckpt_eng_take(p->e, p->where.T, sizeof *ids);
+    int32_t *labels = ckpt_eng_take(p->e, p->where.T, sizeof *labels);
     CKPT_CHECK(ckpt_eng_check(p->e, p->err));
     if (!p->e->dry) {
-        memcpy(ids, d == 0 ? p->batch->ids : p->ids, (size_t)p->T * sizeof *ids);
-        memcpy(labels, d == 0 ? p->batch->labels : p->labels, (size_t)p->T * sizeof *labels);
+        memcpy(ids, d == 0 ? p->batch->ids : p->ids, (size_t)p->where.T * sizeof *ids);
+        memcpy(labels, d == 0 ? p->batch->labels : p->labels, (size_t)p->where.T * sizeof *labels);
         shift(p, ids, 0);
         shift(p, labels, -1);
     }
@@ -393,8 +508,8 @@ static ckpt_status make_tables(pass *p)
     for (int i = 0; i < 2; i++) {
         if (ropes[i]->kind == CKPT_ENG_ROPE_NONE)
             continue;
-        real *cos = ckpt_eng_take(p->e, p->T * ropes[i]->dim / 2, sizeof *cos);
-        real *sin = ckpt_eng_take(p->e, p->T * ropes[i]->dim / 2, sizeof *sin);
+        real *cos = ckpt_eng_take(p->e, p->where.T * ropes[i]->dim / 2, sizeof *cos);
+        real *sin = ckpt_eng_take(p->e, p->where.T * ropes[i]->dim / 2, sizeof *sin);
         ckpt_status status = ckpt_eng_check(p->e, p->err);
         if (status == CKPT_OK)
             status = ENG(rope_table)(p->e, ropes[i], p->batch->seq, NULL, cos, sin, p->err);
@@ -417,7 +532,7 @@ static ckpt_status run_all(pass *p)
     p->weight = ckpt_eng_take(p->e, T, sizeof(real));
     p->loss = ckpt_eng_take(p->e, T, sizeof(real));
     CKPT_CHECK(make_tables(p));
-    CKPT_CHECK(ENG(embed)(p->e, T, m->spec.V, H, p->batch->ids, m->embed, x, p->err));
+    CKPT_CHECK(embed(p, p->batch->ids, x));
     CKPT_CHECK(blocks_forward(p, 0, m->spec.main_blocks, x, &out));
     CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, out, m->final_norm, m->spec.centered, m->spec.eps, h, rstd,
                             p->err));
@@ -429,7 +544,7 @@ static ckpt_status run_all(pass *p)
     CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, out, m->final_norm, m->spec.centered, rstd, dh, false,
                                 dh, m->dfinal_norm, p->err));
     CKPT_CHECK(blocks_backward(p, 0, m->spec.main_blocks, dh));
-    CKPT_CHECK(ENG(embed_bwd)(p->e, T, m->spec.V, H, p->batch->ids, dh, m->dembed, p->err));
+    CKPT_CHECK(embed_bwd(p, p->batch->ids, dh));
 done:
     return status;
 }
@@ -444,12 +559,17 @@ ckpt_status ENG(network_run)(ckpt_eng *e, const ENG(network) * m, const ENG(batc
         return status;
     if (run->backward && (batch->labels == NULL || m->grads == NULL))
         return ckpt_fail(err, CKPT_E_USAGE, "a backward needs labels and room for gradients");
-    p.T = ckpt_eng_tokens(batch->seq);
+    status = ENG(tokens_of)(e, ckpt_eng_tokens(batch->seq), m->spec.H, &p.where, err);
+    if (status != CKPT_OK)
+        return status;
+    p.T = p.where.n;
     run->loss = run->mtp_loss = run->aux_loss = run->z_loss = 0;
     p.records = calloc((size_t)m->spec.n_blocks + 1, sizeof *p.records);
     if (p.records == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for blocks");
     status = run_all(&p);
+    if (status == CKPT_OK && e->par != NULL && !e->dry)
+        status = ENG(sum_side_losses)(e, m, run, err);
     free(p.records);
     ckpt_eng_drop(e, mark);
     return status;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "checked.h"
+#include "par.h"
 #include "real_math.h"
 
 #define TOKENS 16 /* an item */
@@ -21,6 +22,8 @@ typedef struct job {
     const int64_t *balance; /* how often each expert is among the best without bias and groups */
     real *scratch, *dlogit;
     int64_t T, per_worker;
+    int64_t
+        all; /* tokens that the balance is counted over: T, or a micro-batch's on all its ranks */
     double aux_scale;
 } job;
 
@@ -150,12 +153,26 @@ static void count_balance(const ckpt_eng_moe *m, int64_t T, const ENG(moe_saved)
     }
 }
 
+/* With several ranks: counts and tokens of the whole micro-batch. */
+static ckpt_status sum_balance(ckpt_eng *e, const ckpt_eng_moe *m, int64_t *balance, int64_t *all,
+                               ckpt_err *err)
+{
+    if (e->par == NULL || (m->aux_coef == 0 && m->z_coef == 0))
+        return CKPT_OK;
+    ckpt_status status =
+        ckpt_comm_allreduce(&e->par->model, CKPT_COMM_I64, CKPT_COMM_SUM, all, 1, err);
+    if (status == CKPT_OK)
+        status =
+            ckpt_comm_allreduce(&e->par->model, CKPT_COMM_I64, CKPT_COMM_SUM, balance, m->E, err);
+    return status;
+}
+
 static double balance_coef(const ckpt_eng_moe *m, int64_t T)
 {
     return m->aux_coef * (double)m->E / ((double)m->top_k * (double)T * (double)T);
 }
 
-static void side_losses(const ckpt_eng_moe *m, int64_t T, const ENG(moe_saved) * s,
+static void side_losses(const ckpt_eng_moe *m, int64_t T, int64_t all, const ENG(moe_saved) * s,
                         const int64_t *balance, double aux[2])
 {
     aux[0] = aux[1] = 0;
@@ -165,8 +182,8 @@ static void side_losses(const ckpt_eng_moe *m, int64_t T, const ENG(moe_saved) *
         double part = 0, lse = (double)s->lse[t];
         for (int64_t i = 0; i < m->E && m->aux_coef != 0; i++)
             part += (double)balance[i] * (double)share(m, score, i, sum);
-        aux[0] += balance_coef(m, T) * part;
-        aux[1] += m->z_coef * lse * lse / (double)T;
+        aux[0] += balance_coef(m, all) * part;
+        aux[1] += m->z_coef * lse * lse / (double)all;
     }
 }
 
@@ -189,7 +206,7 @@ ckpt_status ENG(route)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(
                        const real *x, const ENG(moe_saved) * s, double *aux, int64_t *counts,
                        ckpt_err *err)
 {
-    job j = {.m = m, .s = s, .bias = p->router_bias, .T = T};
+    job j = {.m = m, .s = s, .bias = p->router_bias, .T = T, .all = T};
     size_t mark = ckpt_eng_mark(e);
     ckpt_status status;
     CKPT_CHECK(check(m, T, err));
@@ -204,7 +221,8 @@ ckpt_status ENG(route)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(
     order_rows(m, T, s);
     if (aux) {
         count_balance(m, T, s, j.scratch, balance);
-        side_losses(m, T, s, balance, aux);
+        CKPT_CHECK(sum_balance(e, m, balance, &j.all, err));
+        side_losses(m, T, j.all, s, balance, aux);
     }
     for (int64_t i = 0; counts && i < m->E; i++)
         counts[i] = s->first[i + 1] - s->first[i];
@@ -228,7 +246,7 @@ static void scores_bwd(const ckpt_eng_moe *m, const real *score, const real *ds,
 static void balance_bwd(const job *j, const real *score, real *ds)
 {
     const ckpt_eng_moe *m = j->m;
-    real sum = score_sum(m, score), coef = (real)(j->aux_scale * balance_coef(m, j->T)), dot = 0;
+    real sum = score_sum(m, score), coef = (real)(j->aux_scale * balance_coef(m, j->all)), dot = 0;
     for (int64_t i = 0; i < m->E && !m->softmax; i++)
         dot += coef * (real)j->balance[i] * share(m, score, i, sum);
     for (int64_t i = 0; i < m->E; i++)
@@ -251,7 +269,7 @@ static void route_token_bwd(const job *j, int64_t t, real *ds)
     if (m->aux_coef != 0)
         balance_bwd(j, score, ds);
     scores_bwd(m, score, ds, dz);
-    real zc = (real)(j->aux_scale * 2 * m->z_coef / (double)j->T) * s->lse[t];
+    real zc = (real)(j->aux_scale * 2 * m->z_coef / (double)j->all) * s->lse[t];
     for (int64_t i = 0; i < m->E && m->z_coef != 0; i++)
         dz[i] += zc * EXP(s->logit[t * m->E + i] - s->lse[t]);
 }
@@ -268,7 +286,7 @@ ckpt_status ENG(route_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const 
                            const ENG(moe_saved) * s, const real *x, const real *dweight,
                            double aux_scale, real *dx, const ENG(moe_params) * g, ckpt_err *err)
 {
-    job j = {.m = m, .s = s, .T = T, .dweight = dweight, .aux_scale = aux_scale};
+    job j = {.m = m, .s = s, .T = T, .all = T, .dweight = dweight, .aux_scale = aux_scale};
     size_t mark = ckpt_eng_mark(e);
     ckpt_status status;
     j.per_worker = m->E;
@@ -277,8 +295,11 @@ ckpt_status ENG(route_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const 
     int64_t *balance = ckpt_eng_take(e, m->E, sizeof *balance);
     CKPT_CHECK(ckpt_eng_check(e, err));
     if (!e->dry) {
+        for (int64_t i = 0; i < m->E; i++)
+            balance[i] = 0;
         if (m->aux_coef != 0)
             count_balance(m, T, s, j.scratch, balance);
+        CKPT_CHECK(sum_balance(e, m, balance, &j.all, err));
         j.balance = balance;
         ckpt_eng_parallel(e, (T + TOKENS - 1) / TOKENS, route_tokens_bwd, &j);
     }

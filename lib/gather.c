@@ -513,3 +513,43 @@ done:
     free(copies.copies);
     return status;
 }
+
+ckpt_status ckpt_plan_box(const ckpt_model *model, size_t tensor, const int64_t *lo,
+                          const int64_t *len, ckpt_arena *arena, ckpt_gather *out, ckpt_err *err)
+{
+    const ckpt_canon *c = &model->tensors[tensor];
+    const ckpt_tensor *stored = ckpt_canon_tensor(model->src, c);
+    ckpt_status status = CKPT_OK;
+    ckpt_copies copies = {0};
+    ckpt_axis axes[CKPT_MAX_RANK];
+    ckpt_map map = {axes, c->rank};
+    ckpt_dst dst = {.map = &map, .rank = c->rank, .dims = c->dims, .lo = lo, .len = len};
+    int64_t numel = 0;
+    uint64_t covered;
+    for (int i = 0; i < c->rank; i++) {
+        if (lo[i] < 0 || len[i] < 0 || lo[i] > c->dims[i] - len[i])
+            return ckpt_fail(err, CKPT_E_INTERNAL, "tensor %s: part %lld + %lld of axis %d",
+                             c->name, (long long)lo[i], (long long)len[i], i);
+        axes[i] = (ckpt_axis){.size = c->dims[i], .len = c->dims[i], .dim = i};
+    }
+    if (!ckpt_numel(c->rank, len, &numel))
+        return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
+    *out = (ckpt_gather){.from = c->dtype,
+                         .to = c->dtype,
+                         .swap = stored->big_endian,
+                         .add_from = (int8_t)-c->shift};
+    if (!ckpt_dtype_bytes(c->dtype, numel, &out->bytes))
+        return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
+    CKPT_TRY(ckpt_gather_add(model->src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
+             stored->name);
+    if (covered != out->bytes) {
+        status =
+            ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes are present",
+                      stored->name, (unsigned long long)covered, (unsigned long long)out->bytes);
+        goto done;
+    }
+    CKPT_CHECK(ckpt_gather_seal(&copies, arena, out, err));
+done:
+    free(copies.copies);
+    return status;
+}

@@ -41,6 +41,11 @@ typedef struct ckpt_gather {
 ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *arena,
                             ckpt_gather *out, ckpt_err *err) CKPT_MUST_USE;
 
+/* Gather of the part [lo, lo + len) of a canonical tensor (an index range of every axis), row-major. */
+ckpt_status ckpt_plan_box(const ckpt_model *model, size_t tensor, const int64_t *lo,
+                          const int64_t *len, ckpt_arena *arena, ckpt_gather *out,
+                          ckpt_err *err) CKPT_MUST_USE;
+
 /* Scratch needed by ckpt_gather_run for n destination bytes. */
 typedef struct ckpt_scratch {
     uint8_t *buf; /* cap bytes, used when casting */

@@ -231,10 +231,10 @@ START_TEST(parts_cover_and_differ_by_one_at_most)
 {
     for (int64_t n = 0; n < 20; n++)
         for (int64_t parts = 1; parts < 8; parts++) {
-            ck_assert_int_eq(ckpt_part(n, parts, 0), 0);
-            ck_assert_int_eq(ckpt_part(n, parts, parts), n);
+            ck_assert_int_eq(ckpt_part_at(n, parts, 0), 0);
+            ck_assert_int_eq(ckpt_part_at(n, parts, parts), n);
             for (int64_t i = 0; i < parts; i++) {
-                int64_t len = ckpt_part(n, parts, i + 1) - ckpt_part(n, parts, i);
+                int64_t len = ckpt_part_at(n, parts, i + 1) - ckpt_part_at(n, parts, i);
                 ck_assert(len == n / parts || len == n / parts + 1);
             }
         }

@@ -170,7 +170,7 @@ ckpt_status ckpt_comm_allreduce(ckpt_comm *c, ckpt_comm_type type, ckpt_comm_op 
         int64_t len = ckpt_min_i64(PIECE, n - lo);
         char *piece = (char *)x + (uint64_t)lo * size_of(type);
         for (int r = 0; r <= c->size; r++)
-            at[r] = ckpt_part(len, c->size, r);
+            at[r] = ckpt_part_at(len, c->size, r);
         for (int r = 0; r < c->size; r++)
             counts[r] = at[r + 1] - at[r];
         char *own = piece + (uint64_t)at[c->rank] * size_of(type);
@@ -313,7 +313,7 @@ ckpt_status ckpt_comm_split(const ckpt_comm *c, int color, ckpt_comm *out, ckpt_
 void ckpt_comm_abort(const ckpt_comm *c, int code)
 {
     if (c->ops != NULL)
-        c->ops->abort(c->self, code);
+        c->ops->stop(c->self, code);
 }
 
 void ckpt_comm_release(ckpt_comm *c)

@@ -52,7 +52,7 @@ ckpt_status ckpt_eng_reserve(ckpt_eng *e, size_t bytes, ckpt_err *err)
 void ckpt_eng_release(ckpt_eng *e)
 {
     free(e->base);
-    *e = (ckpt_eng){.dry = true, .threads = e->threads, .isa = e->isa};
+    *e = (ckpt_eng){.dry = true, .threads = e->threads, .isa = e->isa, .par = e->par};
 }
 
 ckpt_eng_isa ckpt_eng_detect(void)

@@ -1,0 +1,64 @@
+/* Between network.c, network_run.c and network_par.c. */
+#ifndef CKPT_ENGINE_NETWORK_INTERNAL_H
+#define CKPT_ENGINE_NETWORK_INTERNAL_H
+
+#include "network.h"
+
+/* Several ranks: this one's rows of the vocabulary, and the group that shares its key heads. */
+ckpt_status ENG(network_join)(ENG(network) * m, const ckpt_eng *e, ckpt_err *err) CKPT_MUST_USE;
+
+/* How a micro-batch of T tokens lies on the ranks. Without ranks everything is T. */
+typedef struct ENG(tokens) {
+    int64_t T;           /* of the micro-batch */
+    int64_t lo, n;       /* this rank's, between blocks */
+    int64_t cp_lo, cp_n; /* those of its tensor-parallel group */
+    int64_t *over_tp;    /* [tp] numbers of elements of a row of H, for allgather */
+    int64_t *over_model; /* [cp * tp] */
+} ENG(tokens);
+ckpt_status ENG(tokens_of)(ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out,
+                           ckpt_err *err) CKPT_MUST_USE;
+
+/* What this rank runs of a block: all its heads, or with headwise context parallelism a part of them.
+ * Weights cut by rows are pointers into the block's; the output projection, cut by columns, is a copy
+ * from the arena, and so is its gradient. */
+typedef struct ENG(share) {
+    ckpt_eng_block spec;
+    ENG(block_params) p, g;
+    const real *whole; /* output projection [rows, columns] and this share's columns of it */
+    real *part, *dwhole, *dpart;
+    int64_t rows, columns, lo, len;
+} ENG(share);
+/* Its description alone. */
+ckpt_status ENG(share_spec)(const ckpt_eng *e, const ENG(block) * k, ckpt_eng_block *out,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* `gradients`: zeroed room for the output projection's too; share_add then adds it to the block's. */
+ckpt_status ENG(share_of)(ckpt_eng *e, const ENG(block) * k, bool gradients, ENG(share) * out,
+                          ckpt_err *err) CKPT_MUST_USE;
+void ENG(share_add)(const ckpt_eng *e, const ENG(share) * s);
+
+/* Gather the tokens of a group, x [own tokens, H] to [all, H]; and the way back, summed. While e is
+ * dry nothing happens. */
+ckpt_status ENG(tokens_gather)(ckpt_eng *e, ckpt_comm *c, const int64_t *counts, const real *x,
+                               real *all, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(tokens_scatter)(ckpt_eng *e, ckpt_comm *c, const int64_t *counts, const real *all,
+                                real *x, ckpt_err *err) CKPT_MUST_USE;
+
+/* network_vocab.c: embedding and head whose rows are cut over the tensor-parallel group. ids, labels
+ * [where->T]; x, h, dx, dh [where->n, H]. */
+ckpt_status ENG(vocab_embed)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                             const int32_t *ids, real *x, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(vocab_embed_bwd)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                                 const int32_t *ids, const real *dx, ckpt_err *err) CKPT_MUST_USE;
+/* Mean loss over the labelled tokens of all data-parallel ranks; labels NULL: logits alone. dh (or NULL:
+ * no backward) written, times `share`. logits [where->T, V] on every rank, or NULL. */
+ckpt_status ENG(vocab_loss)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                            const real *h, const int32_t *labels, double share, real *logits,
+                            real *dh, double *loss, ckpt_err *err) CKPT_MUST_USE;
+/* Side losses: sums over a micro-batch's ranks, means over micro-batches; expert counts: all. */
+ckpt_status ENG(sum_side_losses)(ckpt_eng *e, const ENG(network) * m, ENG(run) * run,
+                                 ckpt_err *err) CKPT_MUST_USE;
+
+/* Type of real for collectives. */
+#define COMM_REAL (sizeof(real) == 4 ? CKPT_COMM_F32 : CKPT_COMM_F64)
+
+#endif

@@ -1,0 +1,149 @@
+/* Embedding, head and loss whose vocabulary rows are cut over the tensor-parallel group, and what a run
+ * reports of all ranks together. Source: mla-moe-math.md section 5. */
+#include "network_internal.h"
+
+#include <string.h>
+
+#include "checked.h"
+
+ckpt_status ENG(vocab_embed)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                             const int32_t *ids, real *x, ckpt_err *err)
+{
+    int64_t H = m->spec.H, n = where->cp_n;
+    const int32_t *mine = e->dry ? ids : ids + where->cp_lo;
+    size_t mark = ckpt_eng_mark(e);
+    bool cut = e->par->tp > 1;
+    ckpt_status status;
+    real *part = cut ? ckpt_eng_take(e, n * H, sizeof *part) : x;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    CKPT_CHECK(
+        ENG(embed_part)(e, n, m->spec.V, m->vocab.lo, m->vocab.n, H, mine, m->embed, part, err));
+    if (cut)
+        CKPT_CHECK(ENG(tokens_scatter)(e, &e->par->tensor, where->over_tp, part, x, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+ckpt_status ENG(vocab_embed_bwd)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                                 const int32_t *ids, const real *dx, ckpt_err *err)
+{
+    int64_t H = m->spec.H, n = where->cp_n;
+    const int32_t *mine = e->dry ? ids : ids + where->cp_lo;
+    size_t mark = ckpt_eng_mark(e);
+    ckpt_status status;
+    if (e->par->tp > 1) {
+        real *all = ckpt_eng_take(e, n * H, sizeof *all);
+        CKPT_CHECK(ckpt_eng_check(e, err));
+        CKPT_CHECK(ENG(tokens_gather)(e, &e->par->tensor, where->over_tp, dx, all, err));
+        dx = all;
+    }
+    status =
+        ENG(embed_part_bwd)(e, n, m->spec.V, m->vocab.lo, m->vocab.n, H, mine, dx, m->dembed, err);
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+/* All logits on every rank: each brings its tokens and columns, and zeros elsewhere. */
+static ckpt_status spread_logits(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                                 const real *z, real *logits, ckpt_err *err)
+{
+    int64_t V = m->spec.V, n = m->vocab.n;
+    if (e->dry)
+        return CKPT_OK;
+    for (int64_t i = 0; i < where->T * V; i++)
+        logits[i] = 0;
+    for (int64_t t = 0; t < where->cp_n; t++)
+        memcpy(logits + (where->cp_lo + t) * V + m->vocab.lo, z + t * n, (size_t)n * sizeof *z);
+    return ckpt_comm_allreduce(&e->par->model, COMM_REAL, CKPT_COMM_SUM, logits, where->T * V, err);
+}
+
+/* Labelled tokens of all data-parallel ranks. */
+static ckpt_status count_labels(ckpt_eng *e, const ENG(tokens) * where, const int32_t *labels,
+                                int64_t *n, ckpt_err *err)
+{
+    *n = 0;
+    for (int64_t t = 0; t < where->T; t++)
+        *n += labels[t] >= 0;
+    return ckpt_comm_allreduce(&e->par->data, CKPT_COMM_I64, CKPT_COMM_SUM, n, 1, err);
+}
+
+/* Loss and dlogits (or NULL) of z. */
+static ckpt_status loss_of(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                           const real *z, const int32_t *labels, double share, real *dz,
+                           double *loss, ckpt_err *err)
+{
+    int64_t T = where->cp_n, n = 0;
+    size_t mark = ckpt_eng_mark(e);
+    ckpt_status status;
+    real *weight = ckpt_eng_take(e, T, sizeof *weight), *each = ckpt_eng_take(e, T, sizeof *each);
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (!e->dry) {
+        CKPT_CHECK(count_labels(e, where, labels, &n, err));
+        for (int64_t t = 0; t < T; t++)
+            weight[t] = n > 0 ? (real)(share / (double)n) : 0;
+        labels += where->cp_lo;
+    }
+    CKPT_CHECK(ENG(xent_part)(e, &e->par->tensor, T, m->spec.V, m->vocab.lo, m->vocab.n, z, labels,
+                              weight, each, dz, err));
+    double sum = 0;
+    for (int64_t t = 0; t < T && !e->dry && e->par->t == 0; t++)
+        sum += (double)each[t];
+    if (!e->dry)
+        CKPT_CHECK(ckpt_comm_allreduce(e->par->world, CKPT_COMM_F64, CKPT_COMM_SUM, &sum, 1, err));
+    *loss = n > 0 ? sum / (double)n : 0;
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+ckpt_status ENG(vocab_loss)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
+                            const real *h, const int32_t *labels, double share, real *logits,
+                            real *dh, double *loss, ckpt_err *err)
+{
+    int64_t H = m->spec.H, n = m->vocab.n, T = where->cp_n;
+    bool cut = e->par->tp > 1;
+    size_t mark = ckpt_eng_mark(e);
+    ckpt_status status;
+    real *z = ckpt_eng_take(e, T * n, sizeof *z);
+    real *all = cut ? ckpt_eng_take(e, T * H, sizeof *all) : NULL;
+    real *dall = cut && dh ? ckpt_eng_take(e, T * H, sizeof *dall) : dh;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    *loss = 0;
+    if (cut) {
+        CKPT_CHECK(ENG(tokens_gather)(e, &e->par->tensor, where->over_tp, h, all, err));
+        h = all;
+    }
+    CKPT_CHECK(ENG(linear)(e, T, H, n, h, H, m->head, NULL, false, z, n, err));
+    if (logits != NULL)
+        CKPT_CHECK(spread_logits(e, m, where, z, logits, err));
+    if (labels == NULL)
+        goto done;
+    CKPT_CHECK(loss_of(e, m, where, z, labels, share, dh ? z : NULL, loss, err));
+    if (dh == NULL)
+        goto done;
+    CKPT_CHECK(ENG(linear_dw)(e, T, H, n, z, n, h, H, m->dhead, NULL, err));
+    CKPT_CHECK(ENG(linear_dx)(e, T, H, n, z, n, m->head, false, dall, H, err));
+    if (cut)
+        CKPT_CHECK(ENG(tokens_scatter)(e, &e->par->tensor, where->over_tp, dall, dh, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+ckpt_status ENG(sum_side_losses)(ckpt_eng *e, const ENG(network) * m, ENG(run) * run, ckpt_err *err)
+{
+    double sums[2] = {run->aux_loss, run->z_loss};
+    ckpt_status status =
+        ckpt_comm_allreduce(e->par->world, CKPT_COMM_F64, CKPT_COMM_SUM, sums, 2, err);
+    run->aux_loss = sums[0] / e->par->dp;
+    run->z_loss = sums[1] / e->par->dp;
+    for (int64_t i = 0; status == CKPT_OK && run->expert_counts && i < m->spec.n_blocks; i++) {
+        const ckpt_eng_moe *b = &m->spec.blocks[i].u.moe;
+        if (m->spec.blocks[i].kind == CKPT_ENG_MOE)
+            status = ckpt_comm_allreduce(e->par->world, CKPT_COMM_I64, CKPT_COMM_SUM,
+                                         run->expert_counts + i * b->E, b->E, err);
+    }
+    return status;
+}
