@@ -9,9 +9,10 @@
 typedef struct ckpt_eng_moe {
     int64_t H, E, FE, FS; /* FS 0 = no shared expert */
     int64_t top_k, groups, group_top_k;
-    bool softmax;   /* scores; else sigmoid */
-    bool normalize; /* weights divided by their sum */
-    bool gated;     /* SwiGLU experts; else squared ReLU */
+    int64_t group_best; /* scores of a group that are summed up to its own; > 0 with groups */
+    bool softmax;       /* scores; else sigmoid */
+    bool normalize;     /* weights divided by their sum */
+    bool gated;         /* SwiGLU experts; else squared ReLU */
     bool shared_gate;
     double scale;
     double aux_coef, z_coef;

@@ -1,8 +1,8 @@
 /* Router: scores, group-limited choice, weights, side losses, and their gradients.
  *
- * The correction bias takes part in the choice alone. Groups score by the sum of their best two
- * selection scores (a Megatron model with top_k / group_top_k other than 2 has no canonical form). Ties go to the lower index. Counts and the choice are constants
- * in the backward. Source: mla-moe-math.md section 4.1. */
+ * The correction bias takes part in the choice alone. Groups score by the sum of their best group_best
+ * selection scores: 2, but in Megatron top_k / group_top_k. Ties go to the lower index. Counts and the
+ * choice are constants in the backward. Source: mla-moe-math.md section 4.1. */
 #include "moe_internal.h"
 
 #include <math.h>
@@ -56,7 +56,7 @@ static int64_t take_best(real *x, int64_t n)
 /* Leave only the best groups' selection scores. copy: E numbers of scratch. */
 static void limit_groups(const ckpt_eng_moe *m, real *select, real *copy, real *group)
 {
-    int64_t size = m->E / m->groups, best = 2;
+    int64_t size = m->E / m->groups, best = m->group_best;
     memcpy(copy, select, (size_t)m->E * sizeof *copy);
     for (int64_t g = 0; g < m->groups; g++) {
         group[g] = 0;
@@ -192,7 +192,7 @@ static ckpt_status check(const ckpt_eng_moe *m, int64_t T, ckpt_err *err)
     bool ok = m->E > 0 && m->top_k > 0 && m->top_k <= m->E;
     if (m->groups > 1)
         ok = ok && m->E % m->groups == 0 && m->group_top_k > 0 && m->group_top_k <= m->groups &&
-             m->top_k <= m->E / m->groups * m->group_top_k;
+             m->group_best > 0 && m->top_k <= m->E / m->groups * m->group_top_k;
     if (!ok)
         return ckpt_fail(err, CKPT_E_USAGE, "moe: %lld of %lld experts, %lld of %lld groups",
                          (long long)m->top_k, (long long)m->E, (long long)m->group_top_k,

@@ -67,6 +67,7 @@ static const key_row keys[] = {
     {"rope_theta",        POSITIVE, NULL, "+*",    NULL},
     {"rope_type",           STRING,   NULL, "+*",     "rope|yarn|llama3"},
     {"router_bias",       BOOL,     NULL, "E",     NULL},
+    {"router_group_best", SIZE,     NULL, "E",     NULL},
     {"router_group_topk", SIZE,     NULL, "E",     NULL},
     {"router_groups",     SIZE,     NULL, "E",     NULL},
     {"router_normalize",  BOOL,     NULL, "E",     NULL},
@@ -190,6 +191,9 @@ static ckpt_status check_router(const ckpt_json *canon, ckpt_err *err)
     if (groups > 0 && limit > groups)
         return bad("router_group_topk", ckpt_json_get(canon, "router_group_topk"),
                    "at most 'router_groups'", err);
+    if (experts > 0 && groups > 0 && int_of(canon, "router_group_best") > experts / groups)
+        return bad("router_group_best", ckpt_json_get(canon, "router_group_best"),
+                   "at most the experts of a group", err);
     /* The chosen groups must hold as many experts as are chosen. */
     if (experts > 0 && groups > 0 && limit > 0 && topk > experts / groups * limit)
         return bad("router_group_topk", ckpt_json_get(canon, "router_group_topk"),
@@ -409,4 +413,34 @@ ckpt_status ckpt_config_set_dtype(ckpt_json *stored, ckpt_config_kind kind, cons
     }
 done:
     return status;
+}
+
+/* ---- groups of experts ----------------------------------------------------------------------- */
+
+int64_t ckpt_config_group_best(const ckpt_json *canon, ckpt_config_kind kind)
+{
+    int64_t limit = int_of(canon, "router_group_topk");
+    if (limit <= 0)
+        return 0;
+    return kind == CKPT_CONFIG_MEGATRON ? int_of(canon, "experts_per_token") / limit : 2;
+}
+
+ckpt_status ckpt_config_approach(ckpt_json *canon, ckpt_config_kind kind, ckpt_arena *arena,
+                                 const char **line, ckpt_err *err)
+{
+    int64_t want = ckpt_config_group_best(canon, kind), now = int_of(canon, "router_group_best");
+    *line = NULL;
+    now = now == 0 ? 2 : now;
+    if (want == 0 || want == now)
+        return CKPT_OK;
+    if (want == 2)
+        ckpt_json_delete(canon, "router_group_best");
+    else if (!ckpt_json_set(canon, "router_group_best", ckpt_json_new_int(want)))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    *line = ckpt_arena_printf(
+        arena,
+        "routing: a group of experts is scored by the sum of its best %lld, in the source by its "
+        "best %lld: other experts may be chosen; the weights are exact",
+        (long long)want, (long long)now);
+    return *line != NULL ? CKPT_OK : ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
 }

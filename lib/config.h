@@ -31,7 +31,8 @@
  *  ffn_size                 F
  *  experts                  E       expert_ffn_size FE, shared_ffn_size FS, experts_per_token
  *  router_score "sigmoid"|"softmax", router_bias bool, router_scale number, router_groups,
- *  router_group_topk (both only when there is more than one group), router_normalize bool,
+ *  router_group_topk (both only when there is more than one group), router_group_best (only when not
+ *  2: how many of a group's best scores make up the group's), router_normalize bool,
  *  shared_gate bool (only when true: the shared expert has a sigmoid gate)
  *  norm_zero_centered bool (only when true: norm weights are stored minus one, the gated output norm
  *      of GDN and KDA excepted)
@@ -59,6 +60,15 @@ ckpt_status ckpt_config_digest(const ckpt_json *canon, uint8_t out[CKPT_SHA256_L
  * known keys of the right type, sizes > 0, pattern letters known, safe gate needs
  * -5 <= lower bound < 0. Errors: CKPT_E_FORMAT naming the key. */
 ckpt_status ckpt_config_check(const ckpt_json *canon, ckpt_err *err) CKPT_MUST_USE;
+
+/* How many of a group's best scores a dialect of that kind sums up to the group's: 2 for Hugging Face
+ * models; experts_per_token / router_group_topk, rounded down, for Megatron
+ * (moe_utils.group_limited_topk); 0 without groups. */
+int64_t ckpt_config_group_best(const ckpt_json *canon, ckpt_config_kind kind);
+/* Make a model say what a dialect of that kind can: another router_group_best, which changes no
+ * tensor. *line: what it means, NULL if nothing had to change. */
+ckpt_status ckpt_config_approach(ckpt_json *canon, ckpt_config_kind kind, ckpt_arena *arena,
+                                 const char **line, ckpt_err *err) CKPT_MUST_USE;
 
 /* Bind VP, the padded vocabulary, from a stored Megatron configuration (padded_vocab_size), such as
  * config_write just made for the target mesh. Nothing to bind is no error. */

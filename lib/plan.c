@@ -440,6 +440,22 @@ static ckpt_status say_dtype(ckpt_planner *p, ckpt_err *err)
                                  ckpt_dtype_get(dtype)->torch, err);
 }
 
+/* --approximate: a configuration that the target can say, where the model's own it cannot. */
+static ckpt_status approach(ckpt_planner *p, ckpt_err *err)
+{
+    const char *line = NULL;
+    ckpt_status status = CKPT_OK;
+    if (!p->opts->approximate || p->same_layout || p->layout == NULL ||
+        p->layout->config_write == NULL || p->plan->canon_config == NULL)
+        return CKPT_OK;
+    CKPT_CHECK(ckpt_config_approach(p->plan->canon_config, p->layout->config_kind, &p->plan->arena,
+                                    &line, err));
+    if (line != NULL)
+        CKPT_CHECK(LOSSY(p, err, "%s", line));
+done:
+    return status;
+}
+
 static ckpt_status settle_config(ckpt_planner *p, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -654,6 +670,7 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
                         "%zu F8_E4M3 tensors become BF16: product with their scales rounded once; "
                         "the way back is not exact and is not offered",
                         model->n_fp8));
+    CKPT_CHECK(approach(&p, err));
     CKPT_CHECK(settle_config(&p, err));
     CKPT_CHECK(settle_vocab(&p, err));
     CKPT_CHECK(settle_choices(&p, err));

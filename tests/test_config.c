@@ -136,6 +136,7 @@ static const struct {
     {"{\"experts\":4,\"experts_per_token\":5}", "'experts_per_token'"},
     {"{\"experts\":6,\"router_groups\":4}", "'router_groups'"},
     {"{\"router_groups\":4,\"router_group_topk\":5}", "'router_group_topk'"},
+    {"{\"experts\":8,\"router_groups\":4,\"router_group_best\":3}", "'router_group_best'"},
     {"{\"experts\":8,\"experts_per_token\":5,\"router_groups\":4,\"router_group_topk\":2}",
      "'router_group_topk'"},
 };

@@ -455,6 +455,7 @@ static const ckpt_eng_moe moes[] = {
      .top_k = 4,
      .groups = 4,
      .group_top_k = 2,
+     .group_best = 2,
      .normalize = true,
      .gated = true,
      .scale = 2.5,
@@ -471,7 +472,7 @@ static const ckpt_eng_moe moes[] = {
      .shared_gate = true,
      .scale = 1,
      .aux_coef = 0.3},
-    {.H = 10,           .E = 8,       .FE = 6,   .top_k = 1, .softmax = true, .scale = 1,     .z_coef = 0.2    },
+    {.H = 10,          .E = 8,           .FE = 6,       .top_k = 1,   .softmax = true, .scale = 1, .z_coef = 0.2  },
 };
 
 /* Router weights are spread so that no step of a difference changes the choice. */
@@ -530,6 +531,71 @@ START_TEST(moe_bias_chooses_and_does_not_weigh)
 }
 END_TEST
 
+/* Groups as Megatron-Core 0.16.1 chooses them (moe_utils.group_limited_topk) for the same sigmoid
+ * scores: logit i of a token is its number / 16 + i / 1024. A choice is a mask of experts. */
+enum { GROUP_TOKENS = 8, GROUP_EXPERTS = 12 };
+static const int8_t group_logits[GROUP_TOKENS][GROUP_EXPERTS] = {
+    {18,  11,  26,  -16, 26,  -20, 12,  7,   29,  -22, -28, 14 },
+    {-15, 11,  21,  18,  -22, -18, -23, 12,  -17, -28, -22, 24 },
+    {1,   -13, 15,  20,  3,   -9,  -22, -29, -23, 24,  20,  15 },
+    {-9,  -6,  -19, 29,  22,  12,  -14, -3,  17,  27,  12,  -14},
+    {19,  10,  -25, -23, -19, 20,  16,  8,   -14, -18, 3,   -18},
+    {24,  -24, 17,  -8,  17,  22,  -27, -24, 24,  30,  15,  14 },
+    {-27, 20,  -8,  -25, 30,  24,  -15, 8,   -16, -22, -29, -3 },
+    {-26, -15, -25, -16, -9,  -12, 13,  20,  21,  -1,  1,   15 },
+};
+static const struct {
+    int64_t top_k, groups, limit;
+    int chosen[GROUP_TOKENS];
+} group_choices[] = {
+    {3, 4, 2, {336, 2054, 1544, 536, 35, 1792, 50, 2432}    },
+    {6, 4, 2, {455, 63, 3640, 3640, 455, 3640, 63, 4032}    },
+    {4, 4, 2, {325, 2055, 3592, 1560, 195, 1541, 54, 2496}  },
+    {5, 3, 2, {2311, 2063, 3596, 1840, 227, 1797, 182, 3520}},
+    {3, 3, 1, {7, 14, 3584, 1792, 224, 1792, 176, 3328}     },
+};
+
+START_TEST(moe_groups_choose_as_megatron_does)
+{
+    ckpt_eng e;
+    ckpt_err err = {0};
+    int64_t top_k = group_choices[_i].top_k, limit = group_choices[_i].limit;
+    ckpt_eng_moe m = {.H = GROUP_EXPERTS,
+                      .E = GROUP_EXPERTS,
+                      .FE = 1,
+                      .top_k = top_k,
+                      .scale = 1,
+                      .groups = group_choices[_i].groups,
+                      .group_top_k = limit,
+                      .group_best = top_k / limit};
+    real router[GROUP_EXPERTS * GROUP_EXPERTS] = {0}, zero[GROUP_EXPERTS] = {0};
+    real x[GROUP_TOKENS * GROUP_EXPERTS], y[GROUP_TOKENS * GROUP_EXPERTS];
+    ENG(mlp_params) experts[GROUP_EXPERTS];
+    ENG(moe_params) p = {.router = router, .experts = experts};
+    ENG(moe_saved) s;
+    int64_t counts[GROUP_EXPERTS];
+    for (int i = 0; i < GROUP_EXPERTS; i++) {
+        router[i * GROUP_EXPERTS + i] = 1;
+        experts[i] = (ENG(mlp_params)){.up = zero, .down = zero};
+    }
+    for (int i = 0; i < GROUP_TOKENS * GROUP_EXPERTS; i++)
+        x[i] =
+            group_logits[i / GROUP_EXPERTS][i % GROUP_EXPERTS] / 16.0 + i % GROUP_EXPERTS / 1024.0;
+    ckpt_eng_init(&e, 2);
+    ck_assert_int_eq(ckpt_eng_reserve(&e, 1 << 22, &err), CKPT_OK);
+    ck_assert_int_eq(ENG(moe_save)(&e, &m, GROUP_TOKENS, &s, &err), CKPT_OK);
+    ck_assert_int_eq(ENG(moe)(&e, &m, GROUP_TOKENS, &p, x, false, y, &s, NULL, counts, &err),
+                     CKPT_OK);
+    for (int t = 0; t < GROUP_TOKENS; t++) {
+        int mask = 0;
+        for (int64_t k = 0; k < top_k; k++)
+            mask |= 1 << s.chosen[t * top_k + k];
+        ck_assert_int_eq(mask, group_choices[_i].chosen[t]);
+    }
+    ckpt_eng_release(&e);
+}
+END_TEST
+
 /* ---- embedding and loss ------------------------------------------------------------------------ */
 
 START_TEST(xent_and_embed_have_their_values)
@@ -580,6 +646,8 @@ Suite *suite_engine_attn(void)
     tcase_add_loop_test(t, gqa_gradients_are_its_differences, 0, 2);
     tcase_add_loop_test(t, moe_gradients_are_its_differences, 0, 4);
     tcase_add_test(t, moe_bias_chooses_and_does_not_weigh);
+    tcase_add_loop_test(t, moe_groups_choose_as_megatron_does, 0,
+                        (int)(sizeof group_choices / sizeof group_choices[0]));
     tcase_add_test(t, xent_and_embed_have_their_values);
     suite_add_tcase(s, t);
     return s;

@@ -170,6 +170,7 @@ static void read_moe(reader *r, const ckpt_eng_spec_opts *o, int64_t i, ckpt_eng
     b->top_k = size_of(r, "experts_per_token");
     b->groups = size_or(r, "router_groups", 1);
     b->group_top_k = size_or(r, "router_group_topk", 1);
+    b->group_best = size_or(r, "router_group_best", 2);
     b->softmax = says(r, "router_score", "softmax");
     b->normalize = flag(r, "router_normalize");
     b->gated = !says(r, "activation", "relu2");

@@ -362,12 +362,25 @@ done:
     return status;
 }
 
+ckpt_status ckpt_hf_group_best_write(const ckpt_field_write *w, const char *path, ckpt_err *err)
+{
+    int64_t best = ckpt_canon_int(w->canon, "router_group_best");
+    if (best == 0)
+        return CKPT_OK;
+    return ckpt_fail(
+        err, CKPT_E_UNSUPPORTED,
+        "field '%.*s': %s scores a group by its best 2 experts, this model by its best "
+        "%lld: other experts would be chosen; --approximate permits it",
+        (int)strcspn(path, "|"), path, w->name, (long long)best);
+}
+
 ckpt_status ckpt_hf_groups_write(const ckpt_field_write *w, const ckpt_hf_groups *paths,
                                  ckpt_err *err)
 {
     ckpt_status status;
     int64_t groups = ckpt_canon_int(w->canon, "router_groups");
     int64_t limit = ckpt_canon_int(w->canon, "router_group_topk");
+    CKPT_CHECK(ckpt_hf_group_best_write(w, paths->limit_path, err));
     if (!ckpt_field_changed(w, "router_groups,router_group_topk"))
         return CKPT_OK;
     CKPT_CHECK(

@@ -119,6 +119,9 @@ typedef struct ckpt_hf_groups {
 } ckpt_hf_groups;
 ckpt_status ckpt_hf_groups_read(const ckpt_json *stored, const ckpt_hf_groups *paths,
                                 ckpt_json *canon, ckpt_err *err) CKPT_MUST_USE;
+/* Refuses a model whose groups are not scored by their best two experts; path: what to name. */
+ckpt_status ckpt_hf_group_best_write(const ckpt_field_write *w, const char *path,
+                                     ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_hf_groups_write(const ckpt_field_write *w, const ckpt_hf_groups *paths,
                                  ckpt_err *err) CKPT_MUST_USE;
 /* A count of shared experts of the width of a routed one. */

@@ -336,6 +336,7 @@ static ckpt_status write_moe(const ckpt_field_write *w, ckpt_err *err)
     int64_t groups = ckpt_canon_int(w->canon, "router_groups");
     int64_t limit = ckpt_canon_int(w->canon, "router_group_topk");
     CKPT_CHECK(ckpt_hf_shared_write(w, NAME, SHARED, err));
+    CKPT_CHECK(ckpt_hf_group_best_write(w, "topk_group", err));
     if (ckpt_field_changed(w, "router_groups,router_group_topk")) {
         CKPT_CHECK(ckpt_field_put(w->out, "num_expert_group",
                                   ckpt_json_new_int(groups > 1 ? groups : 1), err));

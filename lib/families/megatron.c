@@ -262,9 +262,36 @@ done:
     return status;
 }
 
+/* Of fewer experts a token than groups, all groups would score 0 and the choice be arbitrary. */
+static ckpt_status no_group_score(const ckpt_json *canon, ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                     "field 'moe_router_group_topk': a group is scored by its best %lld / %lld = 0 "
+                     "experts (moe_router_topk / moe_router_group_topk)",
+                     (long long)ckpt_canon_int(canon, "experts_per_token"),
+                     (long long)ckpt_canon_int(canon, "router_group_topk"));
+}
+
+/* Groups are scored by as many experts as the quotient says (moe_utils.group_limited_topk). */
+static ckpt_status check_group_score(const ckpt_field_write *w, ckpt_err *err)
+{
+    int64_t says = ckpt_config_group_best(w->canon, CKPT_CONFIG_MEGATRON);
+    int64_t best = ckpt_canon_int(w->canon, "router_group_best");
+    best = best == 0 ? 2 : best;
+    if (ckpt_canon_int(w->canon, "router_groups") <= 1 || says == best)
+        return CKPT_OK;
+    if (says == 0)
+        return no_group_score(w->canon, err);
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                     "field 'moe_router_group_topk': %s would score a group by its best %lld "
+                     "experts (moe_router_topk / moe_router_group_topk), this model scores it by "
+                     "its best %lld: other experts would be chosen; --approximate permits it",
+                     w->name, (long long)says, (long long)best);
+}
+
 static ckpt_status read_groups(const ckpt_json *stored, ckpt_json *canon, ckpt_err *err)
 {
-    int64_t groups, limit, topk = ckpt_canon_int(canon, "experts_per_token");
+    int64_t groups, limit, best;
     ckpt_status status;
     CKPT_CHECK(ckpt_field_size(stored, "moe_router_num_groups", false, &groups, err));
     CKPT_CHECK(ckpt_field_size(stored, "moe_router_group_topk", false, &limit, err));
@@ -274,13 +301,13 @@ static ckpt_status read_groups(const ckpt_json *stored, ckpt_json *canon, ckpt_e
         return ckpt_fail(err, CKPT_E_FORMAT,
                          "field 'moe_router_group_topk': found %lld, expected 1 to %lld",
                          (long long)limit, (long long)groups);
-    if (topk / limit != 2)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "field 'moe_router_group_topk': a group is scored by its best %lld "
-                         "experts (moe_router_topk / moe_router_group_topk), elsewhere always by 2",
-                         (long long)(topk / limit));
     CKPT_CHECK(ckpt_field_put(canon, "router_groups", ckpt_json_new_int(groups), err));
     CKPT_CHECK(ckpt_field_put(canon, "router_group_topk", ckpt_json_new_int(limit), err));
+    best = ckpt_config_group_best(canon, CKPT_CONFIG_MEGATRON);
+    if (best == 0)
+        return no_group_score(canon, err);
+    if (best != 2)
+        CKPT_CHECK(ckpt_field_put(canon, "router_group_best", ckpt_json_new_int(best), err));
 done:
     return status;
 }
@@ -364,6 +391,7 @@ static ckpt_status write_moe(const ckpt_field_write *w, ckpt_err *err)
                          "moe_router_topk %lld: it %s",
                          w->name, normalize ? "true" : "false", (long long)topk,
                          normalize ? "does not normalise one expert" : "always normalises");
+    CKPT_CHECK(check_group_score(w, err));
     if (softmax && ckpt_field_changed(w, "router_score,router_normalize"))
         CKPT_CHECK(
             ckpt_field_put(w->out, "moe_router_pre_softmax", ckpt_json_new_bool(!normalize), err));

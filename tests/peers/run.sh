@@ -94,12 +94,16 @@ hf_families_through_megatron() {
         convert "$work/fam.dist" "$work/fam.$name" --to safetensors --layout hf
         args+=("$work/fam.$name" "fixtures/hf/$name.reference.safetensors")
     done
-    # Megatron would choose other experts of these two: through another container only
+    # Megatron would choose other experts of these two: there and back as an approximation
     for name in deepseek_v3_tiny deepseek_v3_tiny_noq; do
-        convert "fixtures/hf/$name" "$work/fam.dist" --to torch_dist --layout keep --force
-        convert "$work/fam.dist" "$work/fam.$name" --to safetensors --layout keep
+        convert "fixtures/hf/$name" "$work/fam.dist" --to torch_dist --layout megatron --tp 2 --ep 2 \
+            --approximate --force
+        convert "$work/fam.dist" "$work/fam.$name" --to safetensors --layout hf --approximate
         args+=("$work/fam.$name" "fixtures/hf/$name.reference.safetensors")
     done
+    # A model that Megatron-Core made and ran.
+    convert fixtures/mcore/gpt_gdn_tp2 "$work/fam.gdn" --to safetensors --layout hf
+    args+=("$work/fam.gdn" fixtures/mcore/gpt_gdn_tp2.reference.safetensors)
     py hf_logits.py "${args[@]}"
 }
 # Written without the earlier configuration: every field of it is new.
@@ -171,6 +175,28 @@ t mcore_gpt_dense_loads mcore_model_loads gpt_dense --tp 2
 t mcore_gpt_moe_loads mcore_model_loads gpt_moe --tp 2 --ep 2
 t mcore_gpt_mla_mtp_loads mcore_model_loads gpt_mla_mtp --tp 2
 t mcore_hybrid_attn_loads mcore_model_loads hybrid_attn --tp 2
+
+# Gated delta net and gated attention: Megatron-Core loads Qwen3-Next at every mesh and gives
+# transformers' logits; four ranks load their parts.
+mcore_gdn() {
+    local tp pp dirs=()
+    for tp in 1 2; do
+        for pp in 1 2; do
+            convert fixtures/hf/qwen3_next_tiny "$work/next.$tp$pp" --to torch_dist --layout megatron \
+                --tp $tp --pp $pp --ep $tp
+            dirs+=("$(iteration "$work/next.$tp$pp")")
+        done
+    done
+    py gen_mcore_gdn.py load qwen3_next fixtures/hf/qwen3_next_tiny.reference.safetensors "${dirs[@]}"
+}
+mcore_gdn_ranks() {
+    convert fixtures/mcore/gpt_gdn_tp2 "$work/gdn.hf" --to safetensors --layout hf
+    convert "$work/gdn.hf" "$work/gdn.dist" --to torch_dist --layout megatron --tp 2 --pp 2
+    py gen_mcore_gdn.py load-mesh gpt_gdn 2 2 fixtures/mcore/gpt_gdn_tp2.plain.safetensors \
+        "$(iteration "$work/gdn.dist")"
+}
+t mcore_gdn_runs_qwen3_next mcore_gdn
+t mcore_gdn_loads_on_four_ranks mcore_gdn_ranks
 
 # ---- optimizer state ----------------------------------------------------------------------------
 
