@@ -152,12 +152,11 @@ uint64_t ckpt_leaf_group_bytes(const ckpt_leaf_list *list, size_t group)
 }
 
 /* Slice by slice: gather the next bytes of every leaf, then advance all hashes together. */
-ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
-                             size_t group, ckpt_err *err)
+/* `count` leaves side by side, `slice` bytes of each at a time. */
+static ckpt_status hash_some(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, int count,
+                             uint64_t slice, ckpt_err *err)
 {
-    const ckpt_leaf *leaf = &list->leaves[group * CKPT_LEAF_GROUP];
-    int count = (int)(group_end(list, group) - group * CKPT_LEAF_GROUP);
-    uint64_t slice = ckpt_min_u64(w->job->piece / CKPT_LEAF_GROUP, SLICE_MAX), done = 0;
+    uint64_t done = 0;
     ckpt_sha256_stream streams[CKPT_LEAF_GROUP], *s[CKPT_LEAF_GROUP];
     const void *p[CKPT_LEAF_GROUP];
     size_t n[CKPT_LEAF_GROUP];
@@ -187,6 +186,25 @@ ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_l
     }
     for (int i = 0; i < count; i++)
         ckpt_sha256_stream_final(s[i], leaf[i].out);
+    return CKPT_OK;
+}
+
+/* A source that decodes chunks keeps a few: leaves one after the other meet each chunk once, sixteen
+ * side by side would have it decoded again for every slice of them. */
+ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
+                             size_t group, ckpt_err *err)
+{
+    const ckpt_leaf *leaf = &list->leaves[group * CKPT_LEAF_GROUP];
+    int count = (int)(group_end(list, group) - group * CKPT_LEAF_GROUP);
+    int lanes = src->n_virtual > 0 ? 1 : CKPT_LEAF_GROUP;
+    uint64_t piece = w->job->piece, slice = ckpt_min_u64(piece / CKPT_LEAF_GROUP, SLICE_MAX);
+    slice = lanes == 1 ? ckpt_min_u64(piece, CKPT_LEAF_BYTES) : slice;
+    for (int i = 0; i < count; i += lanes) {
+        ckpt_status status =
+            hash_some(w, src, leaf + i, count - i < lanes ? count - i : lanes, slice, err);
+        if (status != CKPT_OK)
+            return status;
+    }
     ckpt_job_advance(w, ckpt_leaf_group_bytes(list, group));
     return CKPT_OK;
 }

@@ -159,11 +159,16 @@ ckpt_status ckpt_bind_detect(ckpt_binder *b, ckpt_err *err)
             return status;
         best = rival_holes < holes ? rival : best;
     }
-    if (rival != NULL && holes == rival_holes && !b->opts->lenient)
+    if (rival == NULL || holes != rival_holes) {
+        b->layout = best;
+        return CKPT_OK;
+    }
+    if (!b->opts->lenient)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "layouts %s and %s both fit", best->name,
                          rival->name);
-    b->layout = best;
-    return CKPT_OK;
+    /* to show one of them would be a guess */
+    return ckpt_bind_note(b, err, "layouts %s and %s both fit: names are as stored", best->name,
+                          rival->name);
 }
 
 /* ---- matching ---------------------------------------------------------------------------------- */

@@ -73,6 +73,8 @@ static ckpt_status refuse(ckpt_binder *b, size_t t, ckpt_err *err)
 static ckpt_status settle_odd(ckpt_binder *b, size_t t, ckpt_err *err)
 {
     ckpt_err why = {0};
+    if (b->opts->keep_buckets && b->refs[t].kind == CKPT_STATE_BUCKET)
+        return ckpt_bind_whole(b, (uint32_t)t, b->m->src->tensors[t].name, err);
     ckpt_status status = refuse(b, t, &why);
     if (status == CKPT_OK)
         return CKPT_OK;
@@ -235,7 +237,10 @@ static ckpt_status check_states(ckpt_binder *b, const by_stored *x, const uint8_
     const ckpt_source *src = b->m->src;
     size_t bare = 0, params = 0;
     const char *first = NULL;
-    for (size_t t = 0; t < src->n_tensors; t++) {
+    for (size_t t = 0; t < src->n_tensors;
+         t++) { /* which parameters are in a bucket is not known */
+        if (b->refs[t].kind == CKPT_STATE_BUCKET)
+            return CKPT_OK;
         if (x->head[t] < 0 || ckpt_bind_is_state(b, t))
             continue;
         params++;

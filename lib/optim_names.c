@@ -14,13 +14,15 @@ typedef struct state_form {
 
 /* The first is the default. Prefix forms of one outer name go before suffix forms. */
 static const state_form forms[] = {
-    {"optim=reshardable", "optimizer.state.", true,  false, "param",      "fully_reshardable"},
-    {"optim=model_space", "optimizer.state.", true,  false, "fp32_param",
-     "fully_sharded_model_space"                                                             },
-    {"optim=chained",     "optimizer.state.", true,  true,  "fp32_param", NULL               },
-    {"optim=optim",       "optim.state.",     false, false, "master",     NULL               },
-    {"optim=optimizer",   "optimizer.state.", false, false, "master",     NULL               },
-    {"optim=state",       "state.",           false, false, "master",     NULL               },
+    {"optim=reshardable", "optimizer.state.",            true,  false, "param",      "fully_reshardable"},
+    {"optim=model_space", "optimizer.state.",            true,  false, "fp32_param",
+     "fully_sharded_model_space"                                                                        },
+    {"optim=chained",     "optimizer.state.",            true,  true,  "fp32_param", NULL               },
+    {"optim=optim",       "optim.state.",                false, false, "master",     NULL               },
+    {"optim=optimizer",   "optimizer.state.",            false, false, "master",     NULL               },
+    {"optim=opt",         "opt.state.",                  false, false, "master",     NULL               },
+    {"optim=state_dict",  "optimizer_state_dict.state.", false, false, "master",     NULL               },
+    {"optim=state",       "state.",                      false, false, "master",     NULL               },
 };
 #define N_FORMS (sizeof forms / sizeof forms[0])
 
@@ -42,6 +44,12 @@ static bool starts(const char *s, const char *prefix)
 {
     return strncmp(s, prefix, strlen(prefix)) == 0;
 }
+
+/* Keys under which training loops put an optimizer's state dict; a number may follow (a list). */
+static const char *const outer_words[] = {
+    "opt",   "optim",           "optimizer",        "optimizers",
+    "osd",   "optimizer_state", "optimizer_states", "optimizer_state_dict",
+    "optims"};
 
 static bool known_word(const char *s, size_t n)
 {
@@ -137,15 +145,71 @@ static const char *first_tag(const char *name, const ckpt_state_ref *r, bool cha
     return fp32 || momentum ? "optim=model_space" : "optim=reshardable";
 }
 
+/* Whether an object "OUTER.param_groups..." says that OUTER, n characters with the dot, is the state
+ * dict of an optimizer. */
+static bool has_groups(const ckpt_source *src, const char *outer, size_t n)
+{
+    static const char groups[] = "param_groups";
+    size_t lo = 0, hi = src->n_objects;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int c = strncmp(src->objects[mid].name, outer, n);
+        if (c == 0)
+            c = strncmp(src->objects[mid].name + n, groups, sizeof groups - 1);
+        if (c == 0)
+            return true;
+        if (c < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return false;
+}
+
+/* outer[0..n) ends in one of the words, or in one and ".3"; with the dot behind it. */
+static bool is_outer(const char *outer, size_t n)
+{
+    size_t end = n > 0 ? n - 1 : 0, digit = end;
+    while (digit > 0 && outer[digit - 1] >= '0' && outer[digit - 1] <= '9')
+        digit--;
+    if (digit < end && digit > 0 && outer[digit - 1] == '.')
+        end = digit - 1;
+    for (size_t i = 0; i < sizeof outer_words / sizeof outer_words[0]; i++) {
+        size_t m = strlen(outer_words[i]);
+        if (m <= end && memcmp(outer + end - m, outer_words[i], m) == 0 &&
+            (m == end || outer[end - m - 1] == '.'))
+            return true;
+    }
+    return false;
+}
+
+/* Length of OUTER, its dot included, of a name "OUTER.state.…" or "OUTER.param_groups…" (both keys of
+ * torch.optim's state dicts); SIZE_MAX: it is none. */
+static size_t outer_length(const ckpt_source *src, const char *name)
+{
+    static const char *const keys[] = {"state.", "param_groups"};
+    for (int k = 0; k < 2; k++)
+        for (const char *at = name; (at = strstr(at, keys[k])) != NULL; at++) {
+            size_t n = (size_t)(at - name), m = strlen(keys[k]);
+            bool whole = k == 0 || at[m] == '\0' || at[m] == '.';
+            if ((n == 0 || at[-1] == '.') && whole &&
+                (is_outer(name, n) || has_groups(src, name, n)))
+                return n;
+        }
+    return SIZE_MAX;
+}
+
 /* No parameter fits: say why, if the name is an optimizer's at all. */
-static void classify_rest(const char *name, size_t skip, ckpt_state_ref *out)
+static void classify_rest(const ckpt_source *src, const char *name, size_t skip,
+                          ckpt_state_ref *out)
 {
     const char *rest = name + skip;
+    size_t outer = outer_length(src, name);
     out->param = -1;
     if (starts(rest, "optimizer.distributed.dp_group_idx_"))
         out->kind = CKPT_STATE_BUCKET;
-    else if (starts(rest, "optimizer.state.") || starts(rest, "optim.state.")) {
-        size_t at = (size_t)(strstr(rest, ".state.") + 7 - name);
+    else if (outer != SIZE_MAX && starts(name + outer, "state.")) {
+        size_t at = outer + 6;
         size_t word = strcspn(name + at, ".");
         const char *last = strrchr(name + at, '.');
         if (digits(name + at, word) && strchr(name + at + word + 1, '.') == NULL)
@@ -155,7 +219,7 @@ static void classify_rest(const char *name, size_t skip, ckpt_state_ref *out)
             out->kind = CKPT_STATE_ORPHAN;
         else
             out->kind = CKPT_STATE_OTHER;
-    } else if (starts(rest, "optimizer.") || starts(rest, "optim.param_groups")) {
+    } else if (starts(rest, "optimizer.") || outer != SIZE_MAX) {
         out->kind = CKPT_STATE_OTHER;
     }
 }
@@ -177,7 +241,7 @@ void ckpt_state_parse(const ckpt_source *src, const char *name, ckpt_state_ref *
         out->tag = form->state_first ? first_tag(name, out, form->chained) : form->tag;
         return;
     }
-    classify_rest(name, skip, out);
+    classify_rest(src, name, skip, out);
 }
 
 bool ckpt_is_optimizer(const ckpt_source *src, const char *name)

@@ -6,7 +6,11 @@
  *                                       itself stores states beside Hugging Face tensors
  *   chained_C.optimizer.state.S.KEY     the same under one of several chained optimizers
  *   optim.state.KEY.S                   torch.distributed.checkpoint of {"model":…, "optim":…}
- *   optimizer.state.KEY.S, state.KEY.S  the same under other outer names
+ *   optimizer.state.KEY.S, opt.…, optimizer_state_dict.…, state.KEY.S
+ *                                       the same under other outer names
+ *   OUTER.state.…, OUTER.param_groups…  torch.optim's own state dict, or what FSDP makes of it; OUTER
+ *                                       ends in a word for an optimizer (opt, optim, optimizer, …), or
+ *                                       OUTER.param_groups is among the objects
  *
  * KEY is the stored name of the parameter (which may itself lie under an outer "model."). Which of
  * the forms a name has is decided by the parameter that exists, never by guessing. Source:

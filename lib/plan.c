@@ -409,7 +409,8 @@ static ckpt_status build_results(ckpt_planner *p, ckpt_err *err)
                                   .dims = it->canon.dims,
                                   .out_tensor = it->out,
                                   .model_tensor = it->model_tensor,
-                                  .replaces = it->replaces};
+                                  .replaces = it->replaces,
+                                  .carried = it->row == NULL};
         CKPT_CHECK(ckpt_gather_canon(p->model->src, &it->canon, &plan->arena, &r->gather, err));
         if (it->dtype != it->canon.dtype || it->lossy_shift)
             r->original = r->gather;

@@ -100,6 +100,7 @@ typedef struct ckpt_result_tensor {
     uint32_t out_tensor;  /* index in out.tensors of the tensor that holds it */
     int64_t model_tensor; /* index in the source model, -1 for a derived one */
     int replaces;         /* tensors of the source model that it stands for */
+    bool carried; /* whole and under its own name: no row of the target's layout is for it */
 } ckpt_result_tensor;
 
 typedef struct ckpt_plan {

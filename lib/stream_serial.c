@@ -25,6 +25,7 @@ typedef struct turnstile {
 typedef struct serial_job {
     ckpt_plan *plan;
     const ckpt_serial *calls;
+    const char *path;
     ckpt_leaf_list leaves;
     uint64_t n_parts;
     size_t part_bytes, room_bytes;
@@ -111,7 +112,7 @@ static ckpt_status do_part(ckpt_worker *w, serial_job *s, uint64_t index, ckpt_e
     pass(s, &s->hash);
     if (!wait_turn(w, s, &s->put, index))
         goto done;
-    CKPT_CHECK(s->calls->put(sink, index, &encoded, err));
+    CKPT_TRY(s->calls->put(sink, index, &encoded, err), "%s", ckpt_basename(s->path));
     pass(s, &s->put);
     ckpt_job_advance(w, part.len);
 done:
@@ -187,7 +188,7 @@ ckpt_status ckpt_stream_serial(ckpt_plan *plan, const char *path, const ckpt_str
                                ckpt_arena *arena, ckpt_convert_result *out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    serial_job s = {.plan = plan, .calls = plan->sink.serial};
+    serial_job s = {.plan = plan, .calls = plan->sink.serial, .path = path};
     ckpt_job j = {.run = serial_item, .give_up = wake_all, .self = &s};
     bool opened = false;
     *out = (ckpt_convert_result){0};
@@ -204,11 +205,11 @@ ckpt_status ckpt_stream_serial(ckpt_plan *plan, const char *path, const ckpt_str
     CKPT_CHECK(ckpt_list_results(plan, &s.leaves, arena, out->tensors, originals, err));
     CKPT_CHECK(prepare(&s, &j, opts, err));
     opened = true; /* also after a failure there may be something to give up */
-    CKPT_CHECK(s.calls->open(&plan->sink, path, err));
+    CKPT_TRY(s.calls->open(&plan->sink, path, err), "%s", ckpt_basename(path));
     CKPT_CHECK(ckpt_job_run(&j));
     CKPT_CHECK(ckpt_finish_results(plan, &j.workers[0].sha, originals, out, err));
     opened = false;
-    CKPT_CHECK(s.calls->finish(&plan->sink, s.sha256, err));
+    CKPT_TRY(s.calls->finish(&plan->sink, s.sha256, err), "%s", ckpt_basename(path));
     out->bytes = plan->total_bytes;
     out->buffer_bytes = j.arena_bytes + (uint64_t)j.n_workers * (s.part_bytes + s.room_bytes);
 done:
@@ -259,7 +260,8 @@ ckpt_status ckpt_stream_seal(ckpt_plan *plan, const char *path, const char *mani
     if (plan->sink.serial == NULL)
         return CKPT_OK;
     ckpt_hex(out->root, root);
-    CKPT_CHECK(plan->sink.serial->seal(&plan->sink, path, root, manifest, n, err));
+    CKPT_TRY(plan->sink.serial->seal(&plan->sink, path, root, manifest, n, err), "%s",
+             ckpt_basename(path));
     ckpt_file_hash *file = &out->files[0];
     CKPT_CHECK(ckpt_open_read(path, &fd, &file->size, err));
     if (fsync(fd) != 0) {

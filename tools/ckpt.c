@@ -37,13 +37,19 @@ static const ckpt_opt global_opts[] = {
 /* ---- signals --------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t unwinds; /* the running command removes its own output */
+static char last_words[64];           /* of a command that does not unwind */
+static size_t n_last_words;
 
 static void on_signal(int signal)
 {
     (void)signal;
     ckpt_interrupted = 1;
-    if (!unwinds)
-        _exit(ckpt_exit_code(CKPT_E_INTERRUPTED));
+    if (unwinds)
+        return;
+    if (write(STDERR_FILENO, last_words, n_last_words) < 0) {
+        /* nobody listens */
+    }
+    _exit(ckpt_exit_code(CKPT_E_INTERRUPTED));
 }
 
 static void install_signals(const ckpt_command *command)
@@ -51,6 +57,10 @@ static void install_signals(const ckpt_command *command)
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction action = {0};
     unwinds = command->writes;
+    /* on a terminal it follows a progress bar that has no line end yet */
+    int n = snprintf(last_words, sizeof last_words, "%sckpt: %s: interrupted\n",
+                     isatty(STDERR_FILENO) ? "\n" : "", command->name);
+    n_last_words = n > 0 && (size_t)n < sizeof last_words ? (size_t)n : 0;
     action.sa_handler = on_signal;
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
@@ -97,8 +107,8 @@ static void command_help(const ckpt_command *command)
         return;
     }
     ckpt_buf b = {0};
-    ckpt_opt_table own = {"options", command->opts, NULL};
-    ckpt_opt_table global = {"every command", global_opts, NULL};
+    ckpt_opt_table own = {"options", command->opts, NULL, NULL};
+    ckpt_opt_table global = {"every command", global_opts, NULL, NULL};
     ckpt_buf_printf(&b, "usage: ckpt %s [options] %s\n\n%s\n\n", command->name, command->synopsis,
                     command->what);
     ckpt_opts_help(&own, &b);
@@ -218,18 +228,30 @@ static void release_lists(const ckpt_command *command, void *opts)
             ckpt_strings_release((ckpt_strings *)(void *)((char *)opts + o->offset));
 }
 
+static size_t count_rows(const ckpt_opt *rows)
+{
+    size_t n = 0;
+    while (rows[n].name != NULL)
+        n++;
+    return n;
+}
+
 static ckpt_status run_command(ckpt_tool *tool, int argc, char **argv, ckpt_err *err)
 {
     const ckpt_command *command = tool->command;
     ckpt_status status;
+    tool->given =
+        ckpt_arena_array(&tool->arena, count_rows(command->opts) + 1, sizeof *tool->given);
     void *opts = calloc(1, command->opts_size);
-    if (opts == NULL)
+    if (opts == NULL || tool->given == NULL) {
+        free(opts);
         return ckpt_tool_no_memory(err);
+    }
     if (command->defaults != NULL)
         command->defaults(opts);
     ckpt_opt_table tables[] = {
-        {"options",       command->opts, opts    },
-        {"every command", global_opts,   &tool->g}
+        {"options",       command->opts, opts,     tool->given},
+        {"every command", global_opts,   &tool->g, NULL       }
     };
     CKPT_CHECK(ckpt_opts_parse(tables, 2, argc, argv, &tool->operands, err));
     if (tool->g.help) {

@@ -325,6 +325,23 @@ static ckpt_status before_layout(void *self, ckpt_plan *plan, ckpt_err *err)
     return ckpt_convert_common(&c->src, c->container, plan, &c->common, err);
 }
 
+static ckpt_status check_effects(const conversion *c, ckpt_err *err)
+{
+    const convert_opts *o = c->o;
+    const ckpt_convert_facts facts = {.src = &c->src,
+                                      .model = &c->model,
+                                      .container = c->container,
+                                      .layout = c->layout,
+                                      .iteration = o->iteration,
+                                      .ep = o->ep,
+                                      .etp = o->etp,
+                                      .cp = o->cp,
+                                      .single_file = c->plan_opts.single_file,
+                                      .casts = o->dtype > 0,
+                                      .dry_run = o->dry_run};
+    return ckpt_convert_effects(c->tool, &facts, err);
+}
+
 static ckpt_status make_plan(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
@@ -334,6 +351,7 @@ static ckpt_status make_plan(conversion *c, ckpt_err *err)
     choose_values(c);
     c->plan_opts.before_layout = before_layout;
     c->plan_opts.self = c;
+    CKPT_CHECK(check_effects(c, err));
     status = ckpt_plan_convert(&c->plan, &c->model, &c->plan_opts, err);
     if (status != CKPT_OK)
         ckpt_tool_frame(err, c->src_path);
@@ -367,6 +385,29 @@ static ckpt_status report_plan(conversion *c, ckpt_err *err)
     for (size_t i = 0; i < c->model.n_notes; i++)
         ckpt_tool_note(c->tool, "note: %s", c->model.notes[i]);
 done:
+    return status;
+}
+
+static ckpt_status replica_differs(void *self, const ckpt_replica *r, ckpt_err *err)
+{
+    const conversion *c = self;
+    if (ckpt_source_find(&c->src, r->name) < 0) /* taken out with the optimizer */
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_MISMATCH,
+                     "%s: tensor '%s': the copy in %s differs from that in %s; --force takes the "
+                     "latter",
+                     c->src_path, r->name, c->src.files[r->other.file].name,
+                     c->src.files[r->first.file].name);
+}
+
+/* Ranks that should hold the same values and do not: which of them would be right? */
+static ckpt_status check_replicas(conversion *c, ckpt_err *err)
+{
+    if (c->o->force)
+        return CKPT_OK;
+    ckpt_status status = ckpt_replicas_compare(&c->src, replica_differs, c, err);
+    if (status != CKPT_OK)
+        ckpt_tool_frame(err, c->src_path);
     return status;
 }
 
@@ -603,13 +644,11 @@ static counts count(const conversion *c)
 {
     counts n = {.reset = c->plan.n_reset};
     for (size_t i = 0; i < c->plan.n_results; i++) {
-        int64_t t = c->plan.results[i].model_tensor;
-        bool own = t >= 0 && c->model.tensors[t].extra;
-        n.carried += own;
-        n.mapped += !own;
+        const ckpt_result_tensor *r = &c->plan.results[i];
+        *(r->carried ? &n.carried : &n.mapped) += (size_t)r->replaces;
     }
     size_t out = left_out(c);
-    n.dropped = out > n.reset ? out - n.reset : 0;
+    n.dropped = (out > n.reset ? out - n.reset : 0) + c->model.n_ignored;
     return n;
 }
 
@@ -698,6 +737,7 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
         if (ckpt_tool_text(c->tool))
             ckpt_convert_show(c->tool, &c->plan);
     } else {
+        CKPT_CHECK(check_replicas(c, err));
         CKPT_CHECK(write_output(c, err));
         if (ckpt_tool_text(c->tool))
             print_summary(c);

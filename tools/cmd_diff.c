@@ -114,6 +114,26 @@ static ckpt_status note_partial(comparison *c, int side, ckpt_err *err)
     return status;
 }
 
+/* A side that states no configuration may be readable only as the other one is. */
+static ckpt_status read_alike(comparison *c, int side, ckpt_err *err)
+{
+    bool as_like = false;
+    const ckpt_model *like = &c->model[1 - side];
+    ckpt_model_opts bind = {.allow_unknown = true, .lenient = true};
+    if (c->model[side].layout != NULL || like->layout == NULL)
+        return CKPT_OK;
+    ckpt_model_release(&c->model[side]);
+    ckpt_status status =
+        ckpt_tool_bind_like(c->tool, &c->model[side], &c->src[side], &bind, like, &as_like, err);
+    if (status != CKPT_OK || !as_like)
+        return status;
+    return add_note(
+        c,
+        ckpt_arena_printf(&c->tool->arena, "%s states no configuration: read as %s's, %s",
+                          side == 0 ? "A" : "B", side == 0 ? "B" : "A", like->layout->name),
+        err);
+}
+
 static ckpt_status open_both(comparison *c, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -124,6 +144,8 @@ static ckpt_status open_both(comparison *c, ckpt_err *err)
         CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model[s], &c->src[s], &bind, err));
         CKPT_CHECK(note_partial(c, s, err));
     }
+    for (int s = 0; s < 2; s++)
+        CKPT_CHECK(read_alike(c, s, err));
     const ckpt_layout *a = c->model[0].layout, *b = c->model[1].layout;
     bool comparable = a != NULL && b != NULL && strcmp(a->family, b->family) == 0;
     if (!comparable && (a != NULL || b != NULL)) {
@@ -347,7 +369,8 @@ static ckpt_status note_config(comparison *c, ckpt_err *err)
     bool partial = c->src[0].config == NULL || c->src[1].config == NULL;
     for (const ckpt_json *j = ckpt_json_child(a); j != NULL; j = ckpt_json_next(j)) {
         const ckpt_json *k = ckpt_json_get(b, ckpt_json_key(j));
-        if (!ckpt_json_equal(j, k) && (k != NULL || !partial))
+        if (!ckpt_json_equal(j, k) &&
+            !(partial && (k == NULL || ckpt_tool_key_is_guess(ckpt_json_key(j)))))
             CKPT_CHECK(add_note(c,
                                 ckpt_arena_printf(&c->tool->arena, "configuration: '%s' %s",
                                                   ckpt_json_key(j),

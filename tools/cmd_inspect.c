@@ -256,6 +256,22 @@ static void field(inspection *in, const char *name, const char *value)
     printf("%s%-11s%s %s\n", ckpt_paint_on(c, CKPT_BOLD), name, ckpt_paint_off(c), value);
 }
 
+/* Flat buckets of many parameters are shown as they are stored. */
+static void print_buckets(inspection *in)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < in->src.n_tensors; i++) {
+        ckpt_state_ref ref;
+        ckpt_state_parse(&in->src, in->src.tensors[i].name, &ref);
+        n += ref.kind == CKPT_STATE_BUCKET;
+    }
+    if (n > 0)
+        printf("%s%-11s%s %zu tensor%s in flat buckets (dp_reshardable), which other commands give "
+               "back to their parameters\n",
+               ckpt_paint_on(in->tool->color, CKPT_BOLD), "optimizer",
+               ckpt_paint_off(in->tool->color), n, ckpt_tool_plural(n));
+}
+
 static void print_summary(inspection *in)
 {
     ckpt_arena *arena = &in->tool->arena;
@@ -279,6 +295,7 @@ static void print_summary(inspection *in)
     printf(", %s in %zu file%s; %zu object%s\n", ckpt_human(arena, in->bytes), files,
            ckpt_tool_plural(files), in->src.n_objects, ckpt_tool_plural(in->src.n_objects));
     field(in, "parameters", ckpt_count(arena, in->parameters));
+    print_buckets(in);
 }
 
 static const char *files_of(inspection *in, const ckpt_tensor *t)
@@ -734,11 +751,29 @@ static ckpt_status bind(inspection *in, ckpt_err *err)
     return ckpt_tool_bind(in->tool, &in->model, &in->src, &plain, err);
 }
 
+static const char *no_iteration(const void *context)
+{
+    const inspection *in = context;
+    return ckpt_no_iteration(&in->src, in->opts->iteration);
+}
+
+static const char *no_tree(const void *context)
+{
+    const inspection *in = context;
+    return in->tool->g.json ? "--json lists tensors by name" : NULL;
+}
+
 static ckpt_status inspect(inspection *in, ckpt_err *err)
 {
+    static const ckpt_effect effects[] = {
+        {"iteration", no_iteration},
+        {"tree",      no_tree     },
+        {NULL,        NULL        },
+    };
     ckpt_status status;
     const ckpt_strings *operands = &in->tool->operands;
     CKPT_CHECK(ckpt_tool_open(in->tool, &in->src, operands->items[0], in->opts->iteration, err));
+    CKPT_CHECK(ckpt_tool_effects(in->tool, effects, in, err));
     CKPT_CHECK(bind(in, err));
     CKPT_CHECK(link_canon(in, err));
     select_tensors(in, operands->n > 1 ? operands->items[1] : NULL);

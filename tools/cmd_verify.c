@@ -358,7 +358,7 @@ static void print_text(verification *v)
         print_lines(v, stdout, CKPT_YELLOW, "duplicate: ", &v->duplicates);
     if (v->tensors != NULL) {
         ckpt_hex(v->root, hex);
-        printf("root %s\n", hex);
+        printf("root %s%s\n", hex, v->model.fp8_raw ? " (F8 blocks as they are stored)" : "");
     }
     if (failed(v)) {
         printf("%sFAILED%s: %zu problem%s, %zu warning%s\n", ckpt_paint_on(c, CKPT_RED),
@@ -375,8 +375,29 @@ static void print_text(verification *v)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static ckpt_status check_options(const verify_opts *o, ckpt_err *err)
+static const char *no_write(const void *context)
 {
+    const verification *v = context;
+    return v->o->write ? NULL : "it belongs to --write";
+}
+
+static const char *no_comparison(const void *context)
+{
+    const verification *v = context;
+    return v->o->against != NULL || v->o->reference != NULL
+               ? NULL
+               : "nothing is compared without --against or --reference";
+}
+
+static ckpt_status check_options(const verification *v, ckpt_err *err)
+{
+    static const ckpt_effect rows_of[] = {
+        {"force",     no_write     },
+        {"rtol",      no_comparison},
+        {"grad-rtol", no_comparison},
+        {NULL,        NULL         },
+    };
+    const verify_opts *o = v->o;
     const char *missing = o->roundtrip != NULL   ? "--roundtrip"
                           : o->signature != NULL ? "--signature"
                                                  : NULL;
@@ -395,7 +416,33 @@ static ckpt_status check_options(const verify_opts *o, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "--reference brings its own tokens and numbers: not "
                          "together with --tokens or --against");
-    return CKPT_OK;
+    return ckpt_tool_effects(v->tool, rows_of, v, err);
+}
+
+static const char *no_iteration(const void *context)
+{
+    const verification *v = context;
+    return ckpt_no_iteration(&v->src, v->o->iteration);
+}
+
+static const char *no_latent(const void *context)
+{
+    const verification *v = context;
+    for (size_t i = 0; i < v->model.n_tensors; i++)
+        if (strstr(v->model.tensors[i].name, ".mla.") != NULL)
+            return NULL;
+    return "no MLA block is known in the source";
+}
+
+/* Options whose effect depends on what was opened. */
+static ckpt_status check_effects(const verification *v, ckpt_err *err)
+{
+    static const ckpt_effect rows_of[] = {
+        {"iteration",  no_iteration},
+        {"latent-eps", no_latent   },
+        {NULL,         NULL        },
+    };
+    return ckpt_tool_effects(v->tool, rows_of, v, err);
 }
 
 static ckpt_status check_hashes(verification *v, ckpt_err *err)
@@ -422,7 +469,8 @@ done:
 static ckpt_status verify(verification *v, ckpt_err *err)
 {
     ckpt_status status;
-    CKPT_CHECK(check_options(v->o, err));
+    CKPT_CHECK(check_options(v, err));
+    CKPT_CHECK(ckpt_verify_look_at_other(v, err));
     status = open_all(v, err);
     if (status != CKPT_OK && status != CKPT_E_IO && status != CKPT_E_INTERRUPTED &&
         (v->o->hash || v->o->files)) {
@@ -436,6 +484,7 @@ static ckpt_status verify(verification *v, ckpt_err *err)
     }
     if (status != CKPT_OK)
         goto done;
+    CKPT_CHECK(check_effects(v, err));
     CKPT_CHECK(check_structure(v, err));
     CKPT_CHECK(check_hashes(v, err));
     if (v->o->values)
@@ -494,7 +543,10 @@ const ckpt_command ckpt_cmd_verify = {
     .writes = true,
     .defaults = defaults,
     .run = run,
-    .notes = "The manifest is ckpt.manifest.json beside the data, or FILE.ckpt.manifest.json.\n"
-             "A file that the manifest of its directory lists is compared with that.\n"
-             "--hash without one prints the root and exits 1: nothing was proved.\n",
+    .notes =
+        "The manifest is ckpt.manifest.json beside the data, or FILE.ckpt.manifest.json.\n"
+        "A file that the manifest of its directory lists is compared with that.\n"
+        "F8 blocks: a manifest beside them lists blocks and scales as they are stored, with a\n"
+        "root of its own; two checkpoints are compared by the values that blocks stand for.\n"
+        "--hash without one prints the root and exits 1: nothing was proved.\n",
 };

@@ -221,6 +221,30 @@ ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
     return status;
 }
 
+ckpt_status ckpt_tool_bind_like(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
+                                const ckpt_model_opts *opts, const ckpt_model *like, bool *as_like,
+                                ckpt_err *err)
+{
+    ckpt_model other = {0};
+    ckpt_model_opts with = {
+        .layout = like->layout, .config = like->config, .allow_unknown = opts->allow_unknown};
+    ckpt_status status = ckpt_tool_bind(tool, model, src, opts, err);
+    bool open_question = status == CKPT_E_UNSUPPORTED || status == CKPT_E_FORMAT ||
+                         (status == CKPT_OK && model->layout == NULL);
+    *as_like = false;
+    if (!open_question || like->layout == NULL || src->config != NULL)
+        return status;
+    if (ckpt_model_bind(&other, src, &with, NULL) != CKPT_OK) {
+        ckpt_model_release(&other);
+        return status;
+    }
+    ckpt_model_release(model);
+    *model = other;
+    *err = (ckpt_err){0};
+    *as_like = true;
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_tool_check_objects(const ckpt_source *src, ckpt_err *err)
 {
     ckpt_buf names = {0};
@@ -324,6 +348,11 @@ bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strin
     if (include->n > 0 && !ckpt_glob_any(include, t->name) && !ckpt_glob_any(include, stored))
         return false;
     return !ckpt_glob_any(exclude, t->name) && !ckpt_glob_any(exclude, stored);
+}
+
+bool ckpt_tool_key_is_guess(const char *key)
+{
+    return strcmp(key, "tied") == 0;
 }
 
 const char *ckpt_tool_plural(uint64_t n)

@@ -87,6 +87,19 @@ ckpt_status ckpt_convert_compression(const char *text, const ckpt_container *con
 ckpt_status ckpt_convert_check_config(const ckpt_model *model, const ckpt_manifest *old,
                                       ckpt_err *err) CKPT_MUST_USE;
 
+/* convert_effects.c */
+typedef struct ckpt_convert_facts {
+    const ckpt_source *src;
+    const ckpt_model *model;
+    const ckpt_container *container; /* of the target */
+    const ckpt_layout *layout;       /* of the target, or NULL */
+    int64_t iteration, ep, etp, cp;  /* as given; 0 (iteration: -1) not */
+    bool single_file, casts, dry_run;
+} ckpt_convert_facts;
+/* Refuse (CKPT_E_USAGE) options that would do nothing. */
+ckpt_status ckpt_convert_effects(const ckpt_tool *tool, const ckpt_convert_facts *facts,
+                                 ckpt_err *err) CKPT_MUST_USE;
+
 /* convert_common.c */
 /* A Megatron target keeps what else the source's common state holds (schedulers, RNG, versions) and
  * gets the new args, and, where flat buckets became states of parameters, what belongs to those: the

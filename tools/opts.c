@@ -194,12 +194,13 @@ static ckpt_status unknown(const ckpt_opt_table *tables, size_t n_tables, const 
 }
 
 static const ckpt_opt *find(const ckpt_opt_table *tables, size_t n_tables, const char *name,
-                            void **base)
+                            void **base, bool **given)
 {
     for (size_t t = 0; t < n_tables; t++) {
         for (const ckpt_opt *o = tables[t].rows; o->name != NULL; o++) {
             if (strcmp(o->name, name) == 0) {
                 *base = tables[t].base;
+                *given = tables[t].given != NULL ? tables[t].given + (o - tables[t].rows) : NULL;
                 return o;
             }
         }
@@ -216,11 +217,12 @@ static ckpt_status parse_one(const ckpt_opt_table *tables, size_t n_tables, int 
     const char *text = argv[0] + 2;
     size_t len = strcspn(text, "=");
     void *base = NULL;
+    bool *given = NULL;
     if (len > MAX_WORD)
         return ckpt_fail(err, CKPT_E_USAGE, "unknown option '%s'", argv[0]);
     memcpy(name, text, len);
     name[len] = '\0';
-    const ckpt_opt *opt = find(tables, n_tables, name, &base);
+    const ckpt_opt *opt = find(tables, n_tables, name, &base, &given);
     if (opt == NULL)
         return unknown(tables, n_tables, name, err);
     const char *value = text[len] == '=' ? text + len + 1 : NULL;
@@ -234,6 +236,8 @@ static ckpt_status parse_one(const ckpt_opt_table *tables, size_t n_tables, int 
         *used = 2;
     }
     CKPT_TRY(store(opt, base, value, err), "option '--%s'", name);
+    if (given != NULL)
+        *given = true;
 done:
     return status;
 }

@@ -37,6 +37,7 @@ typedef struct ckpt_opt_table {
     const char *title;
     const ckpt_opt *rows; /* ends with name NULL */
     void *base;           /* structure the offsets refer to */
+    bool *given;          /* per row: it was on the command line; may be NULL */
 } ckpt_opt_table;
 
 /* Split argv[0..argc) into options (stored through the tables) and operands. Both arrays end up in

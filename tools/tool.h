@@ -24,6 +24,7 @@ typedef struct ckpt_tool {
     const ckpt_command *command;
     ckpt_globals g;
     ckpt_strings operands;
+    bool *given;   /* per row of command->opts: it was on the command line */
     bool color;    /* on stdout */
     bool progress; /* a bar may be drawn on stderr */
     ckpt_jw json;
@@ -55,6 +56,11 @@ ckpt_status ckpt_tool_open(ckpt_tool *tool, ckpt_source *src, const char *path, 
                            ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
                            const ckpt_model_opts *opts, ckpt_err *err) CKPT_MUST_USE;
+/* The same; but a source that states no configuration and fits no layout by itself, or several, is
+ * read as `like` is, if it can be. *as_like tells so. */
+ckpt_status ckpt_tool_bind_like(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
+                                const ckpt_model_opts *opts, const ckpt_model *like, bool *as_like,
+                                ckpt_err *err) CKPT_MUST_USE;
 /* Refuse objects that import anything outside the allow-list (CKPT_E_UNSUPPORTED, all named). */
 ckpt_status ckpt_tool_check_objects(const ckpt_source *src, ckpt_err *err) CKPT_MUST_USE;
 /* Executor options from the global ones; bar may be NULL. */
@@ -64,6 +70,23 @@ ckpt_stream_opts ckpt_tool_stream(const ckpt_tool *tool, const ckpt_bar *bar);
  * the document. */
 ckpt_status ckpt_inspect_flops(ckpt_tool *tool, const ckpt_model *model, int64_t tokens,
                                ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- options that would do nothing (effects.c) ------------------------------------------------- */
+
+/* An option that was given and asks for something that cannot be done here is an error, so that
+ * nobody believes it was: why_not(context) tells why, or NULL if it has an effect or what it asks
+ * for is so already. Permissions (--force, --allow-..., --approximate) are no such requests. */
+typedef struct ckpt_effect {
+    const char *option;
+    const char *(*why_not)(const void *context);
+} ckpt_effect;
+/* CKPT_E_USAGE naming the first such option. rows end with option NULL. */
+ckpt_status ckpt_tool_effects(const ckpt_tool *tool, const ckpt_effect *rows, const void *context,
+                              ckpt_err *err) CKPT_MUST_USE;
+/* Whether an option of the command was given. */
+bool ckpt_tool_given(const ckpt_tool *tool, const char *option);
+/* Why --iteration N does nothing for an opened source, or NULL. */
+const char *ckpt_no_iteration(const ckpt_source *src, int64_t iteration);
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
@@ -87,6 +110,9 @@ bool ckpt_tool_is_fp8(const ckpt_manifest *m);
  * list selects everything. */
 bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strings *include,
                         const ckpt_strings *exclude);
+/* Whether a key of a canonical configuration that no stored one states says no more than which
+ * tensors are stored: a head that is stored does not tell that it repeats the embedding. */
+bool ckpt_tool_key_is_guess(const char *key);
 /* "s" unless n is 1. */
 const char *ckpt_tool_plural(uint64_t n);
 /* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */

@@ -71,6 +71,8 @@ ckpt_status ckpt_verify_part(verification *v, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_verify_forward(verification *v, ckpt_err *err) CKPT_MUST_USE;
 
 /* verify_more.c */
+/* Open what --against names and close it: what cannot be read must fail before the long part. */
+ckpt_status ckpt_verify_look_at_other(verification *v, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_verify_against(verification *v, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_verify_values(verification *v, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_verify_duplicates(verification *v, ckpt_err *err) CKPT_MUST_USE;

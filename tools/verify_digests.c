@@ -229,7 +229,8 @@ ckpt_status ckpt_verify_config(verification *v, const ckpt_json *other, bool par
     if (memcmp(a, b, sizeof a) == 0)
         goto done;
     for (const ckpt_json *c = ckpt_json_child(own); c != NULL; c = ckpt_json_next(c))
-        if ((!partial || ckpt_json_get(other, ckpt_json_key(c)) != NULL) &&
+        if ((!partial || (ckpt_json_get(other, ckpt_json_key(c)) != NULL &&
+                          !ckpt_tool_key_is_guess(ckpt_json_key(c)))) &&
             !ckpt_json_equal(c, ckpt_json_get(other, ckpt_json_key(c))))
             ckpt_verify_problem(v, "configuration: '%s' differs from %s", ckpt_json_key(c), whose);
     for (const ckpt_json *c = ckpt_json_child(other); !partial && c != NULL; c = ckpt_json_next(c))

@@ -428,10 +428,10 @@ static ckpt_status compare_logits(verification *v, const ckpt_source *ref, const
     ckpt_status status = CKPT_OK;
     if (at < 0 || ref->tensors[at].dtype != CKPT_F32 || ref->tensors[at].n_chunks != 1)
         return ckpt_fail(err, CKPT_E_FORMAT, "no F32 tensor 'logits'");
-    int64_t numel;
+    int64_t numel = 0;
     if (!ckpt_numel(ref->tensors[at].rank, ref->tensors[at].dims, &numel) || numel != n)
-        return ckpt_fail(err, CKPT_E_FORMAT, "tensor 'logits': expected %lld elements",
-                         (long long)n);
+        return ckpt_fail(err, CKPT_E_FORMAT, "tensor 'logits': %lld elements, expected %lld",
+                         (long long)numel, (long long)n);
     float *logits = malloc((size_t)n * sizeof *logits + 1);
     if (logits == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for logits");
@@ -493,11 +493,11 @@ static ckpt_status compare_reference(verification *v, ckpt_source *ref, const pa
     comparison c = {.grads_same = true,
                     .rtol = v->o->rtol >= 0 ? v->o->rtol : LOGITS_RTOL,
                     .grad_rtol = v->o->grad_rtol >= 0 ? v->o->grad_rtol : GRAD_RTOL};
-    CKPT_CHECK(compare_logits(v, ref, a, t, &c, err));
+    CKPT_TRY(compare_logits(v, ref, a, t, &c, err), "%s", v->o->reference);
     keep_gradients(ref, &v->src);
     if (ref->n_tensors > 0) {
-        CKPT_CHECK(ckpt_model_bind(&model, ref, &bind, err));
-        CKPT_CHECK(compare_gradients(v, &model, a, &c, err));
+        CKPT_TRY(ckpt_model_bind(&model, ref, &bind, err), "%s", v->o->reference);
+        CKPT_TRY(compare_gradients(v, &model, a, &c, err), "%s", v->o->reference);
     }
     show_comparison(v, &c, v->o->reference);
 done:

@@ -36,8 +36,9 @@ static ckpt_status digest_other(verification *v, ckpt_source *src, ckpt_model *m
     ckpt_bar bar;
     ckpt_model_opts bind = {.allow_unknown = true};
     uint8_t root[CKPT_SHA256_LEN];
+    bool as_like;
     CKPT_CHECK(ckpt_tool_open(v->tool, src, v->o->against, -1, err));
-    CKPT_CHECK(ckpt_tool_bind(v->tool, model, src, &bind, err));
+    CKPT_CHECK(ckpt_tool_bind_like(v->tool, model, src, &bind, &v->model, &as_like, err));
     ckpt_tensor_hash *hashes =
         ckpt_arena_array(&v->tool->arena, model->n_tensors + 1, sizeof *hashes);
     ckpt_file_hash *files = ckpt_arena_array(&v->tool->arena, src->n_files + 1, sizeof *files);
@@ -53,21 +54,80 @@ done:
     return status;
 }
 
+/* What --against names, if that is a manifest and no checkpoint. */
+static bool read_other(const verification *v, ckpt_manifest *other)
+{
+    size_t n = strlen(v->o->against);
+    bool json = n > 5 && strcmp(v->o->against + n - 5, ".json") == 0;
+    return json && !ckpt_is_dir(v->o->against) &&
+           ckpt_manifest_read(v->o->against, other, NULL) == CKPT_OK;
+}
+
+ckpt_status ckpt_verify_look_at_other(verification *v, ckpt_err *err)
+{
+    ckpt_manifest other = {0};
+    ckpt_source src = {0};
+    ckpt_status status = CKPT_OK;
+    if (v->o->against == NULL || read_other(v, &other)) {
+        ckpt_manifest_release(&other);
+        return CKPT_OK;
+    }
+    status = ckpt_tool_open(v->tool, &src, v->o->against, -1, err);
+    ckpt_source_close(&src);
+    return status;
+}
+
+/* F8 blocks have two forms: their values, which other layouts and types share, and the blocks and
+ * scales as they are stored, which a manifest beside them lists. Two checkpoints are compared by
+ * value, whichever of them stores blocks; a manifest only in its own form. */
+static ckpt_status compare_in_form(verification *v, const ckpt_manifest *other, bool raw,
+                                   ckpt_err *err)
+{
+    ckpt_status status;
+    verification form = *v; /* with another model, and the digests of that */
+    ckpt_model_opts bind = {.layout = v->model.layout,
+                            .config = v->model.config,
+                            .allow_unknown = true,
+                            .fp8_raw = raw};
+    form.model = (ckpt_model){0};
+    if (raw && v->model.n_fp8 == 0)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s lists F8 blocks as they are stored, and %s stores none: compare with "
+                         "the checkpoint itself",
+                         v->o->against, v->path);
+    if (v->model.n_fp8 == 0 || v->model.fp8_raw == raw) {
+        compare_against(v, other);
+        return CKPT_OK;
+    }
+    CKPT_CHECK(ckpt_tool_bind(v->tool, &form.model, &v->src, &bind, err));
+    CKPT_CHECK(ckpt_verify_compute(&form, false, err));
+    compare_against(&form, other);
+    v->problems = form.problems;
+    v->failed_memory = form.failed_memory;
+    for (size_t i = 0; i < form.model.n_tensors; i++) {
+        int64_t at = form.bad[i] ? ckpt_model_find(&v->model, form.model.tensors[i].name) : -1;
+        if (at >= 0)
+            v->bad[at] = true;
+    }
+done:
+    ckpt_model_release(&form.model);
+    return status;
+}
+
 ckpt_status ckpt_verify_against(verification *v, ckpt_err *err)
 {
     ckpt_status status;
     ckpt_manifest other = {0};
     ckpt_source src = {0};
     ckpt_model model = {0};
-    size_t n = strlen(v->o->against);
-    bool json = n > 5 && strcmp(v->o->against + n - 5, ".json") == 0;
-    if (json && !ckpt_is_dir(v->o->against) &&
-        ckpt_manifest_read(v->o->against, &other, NULL) == CKPT_OK)
+    bool manifest = read_other(v, &other);
+    if (manifest)
         status = CKPT_OK;
     else
         status = digest_other(v, &src, &model, &other, err);
+    if (status == CKPT_OK)
+        status = compare_in_form(v, &other, manifest && ckpt_tool_is_fp8(&other), err);
     if (status == CKPT_OK) {
-        compare_against(v, &other);
         v->compared_other = true;
         bool partial = v->src.config == NULL || (model.src != NULL && src.config == NULL);
         status = ckpt_verify_config(v, other.config, partial, v->o->against, err);

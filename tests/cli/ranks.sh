@@ -45,6 +45,8 @@ flip $f $(((at + 18 + 63) / 64 * 64 + 5))
 rc 1 verify mp; out "decoder.final_norm.weight': the copy in mp_rank_01/model_optim_rng.pt differs"
 rc 1 verify mp --hash; out 'mp_rank_01/model_optim_rng.pt'
 rc 0 diff mp m221 # rank 0 counts
+rc 1 convert mp no --to torch_dist; one_line; err "tensor 'decoder.final_norm.weight': the copy in mp_rank_01/model_optim_rng.pt differs"; absent no
+rc 0 convert mp forced --to torch_dist --force; rm -r forced
 
 # optimizer state in a form that is not read, and what needs the names of Megatron
 mkdir -p m111/iter_0000100/mp_rank_00; : >m111/iter_0000100/mp_rank_00/distrib_optim.pt
