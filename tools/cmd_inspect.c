@@ -126,32 +126,6 @@ static ckpt_status add_to(group_list *list, const char *name, uint64_t elements,
     return CKPT_OK;
 }
 
-/* "blocks.3.kda.q.weight" -> "kda"; "model.layers.3.mlp.up.weight" -> "model.layers.*.mlp". */
-static const char *module_of(ckpt_arena *arena, const char *name, bool canonical)
-{
-    char out[256];
-    size_t n = 0;
-    int parts = 0;
-    if (canonical && strncmp(name, "blocks.", 7) == 0) {
-        const char *kind = strchr(name + 7, '.');
-        if (kind != NULL)
-            return ckpt_arena_strndup(arena, kind + 1, strcspn(kind + 1, "."));
-    }
-    for (const char *p = name; *p != '\0' && parts < (canonical ? 1 : 4); parts++) {
-        size_t len = strcspn(p, ".");
-        bool number = len > 0 && strspn(p, "0123456789") == len;
-        bool last = p[len] == '\0';
-        if ((last && parts > 0) || n + len + 2 > sizeof out)
-            break;
-        if (n > 0)
-            out[n++] = '.';
-        memcpy(out + n, number ? "*" : p, number ? 1 : len);
-        n += number ? 1 : len;
-        p += len + !last;
-    }
-    return ckpt_arena_strndup(arena, out, n);
-}
-
 static ckpt_status total(inspection *in, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -169,7 +143,7 @@ static ckpt_status total(inspection *in, ckpt_err *err)
         if (!in->canon[i])
             continue;
         const char *name =
-            module_of(&in->tool->arena, t->name, in->model.layout != NULL && !t->extra);
+            ckpt_tool_module(&in->tool->arena, t->name, in->model.layout != NULL && !t->extra);
         if (name == NULL)
             return ckpt_tool_no_memory(err);
         if (last_name != NULL && strcmp(last_name, name) == 0)

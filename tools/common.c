@@ -355,6 +355,32 @@ bool ckpt_tool_key_is_guess(const char *key)
     return strcmp(key, "tied") == 0;
 }
 
+/* "blocks.3.kda.q.weight" -> "kda"; "model.layers.3.mlp.up.weight" -> "model.layers.*.mlp". */
+const char *ckpt_tool_module(ckpt_arena *arena, const char *name, bool canonical)
+{
+    char out[256];
+    size_t n = 0;
+    int parts = 0;
+    if (canonical && strncmp(name, "blocks.", 7) == 0) {
+        const char *kind = strchr(name + 7, '.');
+        if (kind != NULL)
+            return ckpt_arena_strndup(arena, kind + 1, strcspn(kind + 1, "."));
+    }
+    for (const char *p = name; *p != '\0' && parts < (canonical ? 1 : 4); parts++) {
+        size_t len = strcspn(p, ".");
+        bool number = len > 0 && strspn(p, "0123456789") == len;
+        bool last = p[len] == '\0';
+        if ((last && parts > 0) || n + len + 2 > sizeof out)
+            break;
+        if (n > 0)
+            out[n++] = '.';
+        memcpy(out + n, number ? "*" : p, number ? 1 : len);
+        n += number ? 1 : len;
+        p += len + !last;
+    }
+    return ckpt_arena_strndup(arena, out, n);
+}
+
 const char *ckpt_tool_plural(uint64_t n)
 {
     return n == 1 ? "" : "s";

@@ -113,6 +113,8 @@ bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strin
 /* Whether a key of a canonical configuration that no stored one states says no more than which
  * tensors are stored: a head that is stored does not tell that it repeats the embedding. */
 bool ckpt_tool_key_is_guess(const char *key);
+/* The module that a tensor of this name is counted under. */
+const char *ckpt_tool_module(ckpt_arena *arena, const char *name, bool canonical);
 /* "s" unless n is 1. */
 const char *ckpt_tool_plural(uint64_t n);
 /* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */

@@ -29,7 +29,7 @@ for args in 'diff a b' 'inspect a --stats' 'verify a --values --hash'; do
 done
 # One that is certainly still there: it waits for a reader of its output.
 mkfifo pipe
-sleep 60 <pipe & reader=$!
+(sleep 60) <pipe & reader=$!
 "$CKPT" inspect $FIXTURES/hf/kimi_linear_tiny --head 100 >pipe 2>$ERR & pid=$!
 sleep 1; kill -TERM $pid; wait $pid; got=$?; kill $reader
 [ $got -eq 130 ] || fail "inspect: exit $got"; one_line; err '^ckpt: inspect: interrupted$'

@@ -1,5 +1,5 @@
 # An option that asks for something that cannot be done here is an error that says why.
-hf=$FIXTURES/hf l=$FIXTURES/hf/llama3_tiny
+l=$FIXTURES/hf/llama3_tiny
 none() { rc 2 "$@"; one_line; err "ckpt: $1: .*--[a-z-]+ has no effect: "; }
 none convert $l o.h5 --max-shard-size 1GB; err 'the output is one file'
 none convert $l o.safetensors --max-shard-size 1GB
