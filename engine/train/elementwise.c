@@ -9,6 +9,12 @@
 #define SIMD _Pragma("omp simd")
 #define LANES 16
 
+/* torch.lerp: of the two forms the one that is exact at the nearer end. */
+static inline __attribute__((always_inline)) float lerp(float from, float to, float weight)
+{
+    return weight < 0.5F ? from + weight * (to - from) : to - (to - from) * (1 - weight);
+}
+
 /* torch.optim.AdamW, single tensor: lerp, mul + addcmul, sqrt / root + eps, addcdiv. */
 BODY adamw_body(int64_t n, const ckpt_adamw_scalars *k, float *restrict w, float *restrict m,
                 float *restrict v, const float *restrict g)
@@ -17,7 +23,7 @@ BODY adamw_body(int64_t n, const ckpt_adamw_scalars *k, float *restrict w, float
     SIMD for (int64_t i = 0; i < n; i++)
     {
         const float gi = g[i] * s.scale;
-        const float mi = m[i] + s.rise1 * (gi - m[i]);
+        const float mi = lerp(m[i], gi, s.rise1);
         const float vi = v[i] * s.keep2 + s.rise2 * gi * gi;
         const float size = sqrtf(vi) / s.root + s.eps;
         m[i] = mi;
@@ -32,9 +38,9 @@ BODY direction_body(int64_t n, float scale, float rise, bool nesterov, const flo
     SIMD for (int64_t i = 0; i < n; i++)
     {
         const float gi = g[i] * scale;
-        const float mi = m[i] + rise * (gi - m[i]);
+        const float mi = lerp(m[i], gi, rise);
         m[i] = mi;
-        d[i] = nesterov ? mi - (mi - gi) * rise : mi;
+        d[i] = nesterov ? lerp(gi, mi, 1 - rise) : mi;
     }
 }
 

@@ -21,7 +21,7 @@ typedef struct ckpt_adamw_scalars {
 typedef struct ckpt_elementwise {
     void (*adamw)(int64_t n, const ckpt_adamw_scalars *k, float *w, float *m, float *v,
                   const float *g);
-    /* m += rise (g scale - m); d = m, or m - (m - g scale) rise. */
+    /* m += rise (g scale - m); d = m, or g scale + (1 - rise) (m - g scale). */
     void (*direction)(int64_t n, float scale, float rise, bool nesterov, const float *g, float *m,
                       float *d);
     /* w = w decay + negative (factor x) */
