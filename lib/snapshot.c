@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define OBJECTS_LIMIT ((uint64_t)64 << 20) /* bytes, all together */
+
 static ckpt_status no_memory(ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a snapshot");
@@ -16,10 +18,12 @@ static ckpt_status read_memory(ckpt_source *src, uint32_t file, void *buf, size_
                                uint64_t offset, ckpt_err *err)
 {
     const ckpt_snapshot *s = src->self;
-    if (file != 0 || offset > s->bytes || n > s->bytes - offset)
+    uint64_t size = file == 0 ? s->bytes : s->object_bytes;
+    if (file > 1 || offset > size || n > size - offset)
         return ckpt_fail(err, CKPT_E_INTERNAL, "snapshot: %zu bytes at %llu of %llu", n,
-                         (unsigned long long)offset, (unsigned long long)s->bytes);
-    memcpy(buf, s->data + offset, n);
+                         (unsigned long long)offset, (unsigned long long)size);
+    if (n > 0)
+        memcpy(buf, (file == 0 ? s->data : s->objects) + offset, n);
     return CKPT_OK;
 }
 
@@ -140,6 +144,42 @@ static ckpt_status describe(ckpt_snapshot *s, const ckpt_model *base, ckpt_err *
     return CKPT_OK;
 }
 
+/* Objects of the base, read into one buffer; those beyond the limit are left out. */
+static ckpt_status take_objects(ckpt_snapshot *s, ckpt_source *from, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    ckpt_arena *arena = &s->model.arena;
+    uint64_t total = 0, at = 0;
+    s->src.objects = ckpt_arena_array(arena, from->n_objects + 1, sizeof *s->src.objects);
+    if (s->src.objects == NULL)
+        return no_memory(err);
+    for (size_t i = 0; i < from->n_objects; i++) {
+        const ckpt_object *o = &from->objects[i];
+        if (o->length > OBJECTS_LIMIT || total + o->length > OBJECTS_LIMIT || o->name[0] == '.')
+            continue;
+        total += o->length;
+        s->src.objects[s->src.n_objects++] = *o;
+    }
+    s->objects = malloc((size_t)total + 1);
+    if (s->objects == NULL)
+        return no_memory(err);
+    for (size_t i = 0; i < s->src.n_objects; i++) {
+        ckpt_object *o = &s->src.objects[i];
+        CKPT_TRY(
+            ckpt_source_read(from, o->file, s->objects + at, (size_t)o->length, o->offset, err),
+            "object '%s'", o->name);
+        o->name = ckpt_arena_strdup(arena, o->name);
+        if (o->name == NULL)
+            return no_memory(err);
+        o->file = 1;
+        o->offset = at;
+        at += o->length;
+    }
+    s->object_bytes = total;
+done:
+    return status;
+}
+
 ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,
                                const ckpt_snapshot_tensor *tensors, size_t n, ckpt_err *err)
 {
@@ -151,7 +191,7 @@ ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,
     s->model.tensors = calloc(n + 1, sizeof *s->model.tensors);
     s->tensors = ckpt_arena_array(&s->model.arena, n + 1, sizeof *s->tensors);
     s->src.tensors = ckpt_arena_array(&s->model.arena, n + 1, sizeof *s->src.tensors);
-    s->src.files = ckpt_arena_array(&s->model.arena, 1, sizeof *s->src.files);
+    s->src.files = ckpt_arena_array(&s->model.arena, 2, sizeof *s->src.files);
     if (s->model.tensors == NULL || s->tensors == NULL || s->src.tensors == NULL ||
         s->src.files == NULL) {
         status = no_memory(err);
@@ -166,9 +206,12 @@ ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,
     qsort(s->src.tensors, n, sizeof *s->src.tensors, by_stored_name);
     for (size_t i = 0; i < n; i++)
         s->model.tensors[i].stored = (uint32_t)i;
+    CKPT_CHECK(take_objects(s, base->src, err));
     s->src.files[0] = (ckpt_file){
         .name = "memory", .path = "memory", .size = s->bytes, .fd = -1, .is_data = true};
-    s->src.n_files = s->src.n_virtual = 1;
+    s->src.files[1] = (ckpt_file){
+        .name = "objects", .path = "objects", .size = s->object_bytes, .fd = -1, .is_data = true};
+    s->src.n_files = s->src.n_virtual = 2;
     s->data = s->bytes < SIZE_MAX ? calloc(1, (size_t)s->bytes + 1) : NULL;
     if (s->data == NULL)
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a snapshot of %llu bytes",
@@ -182,6 +225,7 @@ done:
 void ckpt_snapshot_close(ckpt_snapshot *s)
 {
     free(s->data);
+    free(s->objects);
     ckpt_json_free(s->src.config);
     ckpt_json_free(s->src.metadata);
     ckpt_model_release(&s->model);

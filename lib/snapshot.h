@@ -3,7 +3,8 @@
  *
  * Opening lays the tensors out one after the other in one buffer, each in canonical row-major order, and
  * allocates it; whoever owns the live values copies them in, at data + tensors[i].offset. The one file
- * of the source is virtual: its bytes come from the buffer, from any thread. */
+ * of the source is virtual: its bytes come from the buffer, from any thread. Objects of the base (pickled
+ * extra state, up to 64 MiB of them) are read at once and lie in a second virtual file. */
 #ifndef CKPT_SNAPSHOT_H
 #define CKPT_SNAPSHOT_H
 
@@ -23,6 +24,8 @@ typedef struct ckpt_snapshot {
     size_t n;
     uint8_t *data;
     uint64_t bytes;
+    uint8_t *objects; /* payloads of the base's objects, which are carried unchanged */
+    uint64_t object_bytes;
 } ckpt_snapshot;
 
 /* base: the bound checkpoint that the parameters came from; it must outlive the snapshot. Errors:

@@ -344,10 +344,10 @@ static ckpt_status stop_bad(ckpt_train_run *run, ckpt_err *err)
         take_events(run);
     }
     ckpt_train_erase(run);
-    if (run->last_path == NULL)
+    if (ckpt_train_newest(run) == NULL)
         return CKPT_E_MISMATCH;
     return ckpt_fail(err, CKPT_E_MISMATCH, "%s; the last good checkpoint is %s", shown.text,
-                     run->last_path);
+                     ckpt_train_newest(run));
 }
 
 static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)

@@ -110,6 +110,11 @@ void ckpt_train_report_step(ckpt_train_run *run, double seconds, double stall)
     }
 }
 
+const char *ckpt_train_newest(const ckpt_train_run *run)
+{
+    return run->last_path != NULL || run->from_config ? run->last_path : run->src.path;
+}
+
 void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event)
 {
     char hex[2 * CKPT_SHA256_LEN + 1];
@@ -129,9 +134,10 @@ void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event)
     write_line(run, &w);
     ckpt_train_erase(run);
     if (event->error != NULL)
-        ckpt_tool_warn(run->tool, "saving step %lld failed: %s; %s%s", (long long)event->step,
-                       event->error, run->last_path != NULL ? "the newest checkpoint is " : "",
-                       run->last_path != NULL ? run->last_path : "there is no checkpoint yet");
+        ckpt_tool_warn(
+            run->tool, "saving step %lld failed: %s; %s%s", (long long)event->step, event->error,
+            ckpt_train_newest(run) != NULL ? "the newest checkpoint is " : "",
+            ckpt_train_newest(run) != NULL ? ckpt_train_newest(run) : "there is no checkpoint yet");
     else if (run->tool->g.verbose)
         ckpt_tool_note(run->tool, "saved %s: %s in %.2f s", event->path,
                        ckpt_human(&run->tool->arena, event->bytes), event->seconds);

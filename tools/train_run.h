@@ -84,6 +84,8 @@ const ckpt_json *ckpt_train_arg(const ckpt_train_run *run, const char *name);
 
 ckpt_status ckpt_train_metrics_open(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
 void ckpt_train_report_step(ckpt_train_run *run, double seconds, double stall);
+/* What the run could go on from: the newest checkpoint it saved, else the one it came from; or NULL. */
+const char *ckpt_train_newest(const ckpt_train_run *run);
 void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event);
 void ckpt_train_erase(ckpt_train_run *run); /* the live line */
 void ckpt_train_summary(ckpt_train_run *run);

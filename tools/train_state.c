@@ -20,10 +20,46 @@
 
 #define STATE_VERSION 1
 
+/* The param_group of an optimizer's non-tensor state, chained ones included, that says most: one with
+ * weight decay before one without. */
+static const ckpt_json *find_group(const ckpt_json *j, int depth)
+{
+    const ckpt_json *best = NULL;
+    for (const ckpt_json *c = ckpt_json_child(j); c != NULL && depth < 6; c = ckpt_json_next(c)) {
+        double wd = 0;
+        bool group = ckpt_json_is_object(c) && ckpt_json_get(c, "betas") != NULL;
+        const ckpt_json *hit = group ? c : NULL;
+        if (!group && (ckpt_json_is_object(c) || ckpt_json_is_array(c)))
+            hit = find_group(c, depth + 1);
+        if (hit != NULL && ckpt_json_double(ckpt_json_get(hit, "weight_decay"), &wd) && wd > 0)
+            return hit;
+        best = best == NULL ? hit : best;
+    }
+    return best;
+}
+
 const ckpt_json *ckpt_train_arg(const ckpt_train_run *run, const char *name)
 {
-    return run->src.config_kind == CKPT_CONFIG_MEGATRON ? ckpt_json_get(run->src.config, name)
-                                                        : NULL;
+    static const char *const in_groups[][2] = {
+        {"lr",           "lr"          },
+        {"weight_decay", "weight_decay"},
+        {"adam_eps",     "eps"         }
+    };
+    if (run->src.config_kind != CKPT_CONFIG_MEGATRON)
+        return NULL;
+    const ckpt_json *arg = ckpt_json_get(run->src.config, name);
+    if (arg != NULL && !ckpt_json_is_null(arg))
+        return arg;
+    const ckpt_json *group = find_group(ckpt_json_get(run->src.common, "optimizer"), 0);
+    const ckpt_json *beta = ckpt_json_child(ckpt_json_get(group, "betas"));
+    if (strcmp(name, "adam_beta1") == 0)
+        return beta;
+    if (strcmp(name, "adam_beta2") == 0)
+        return beta != NULL ? ckpt_json_next(beta) : NULL;
+    for (size_t i = 0; i < sizeof in_groups / sizeof in_groups[0]; i++)
+        if (strcmp(name, in_groups[i][0]) == 0)
+            return ckpt_json_get(group, in_groups[i][1]);
+    return NULL;
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------- */
@@ -362,8 +398,12 @@ static bool set_steps(ckpt_json *j, int64_t step, int depth)
 {
     if (depth > 5)
         return true;
-    if (ckpt_json_is_object(j) && ckpt_json_get(j, "step") != NULL &&
-        !ckpt_json_set(j, "step", ckpt_json_new_int(step)))
+    const ckpt_json *old = ckpt_json_is_object(j) ? ckpt_json_get(j, "step") : NULL;
+    ckpt_json *now =
+        ckpt_json_is_float(old) ? ckpt_json_new_double((double)step) : ckpt_json_new_int(step);
+    if (old == NULL)
+        ckpt_json_free(now);
+    else if (now == NULL || !ckpt_json_set(j, "step", now))
         return false;
     for (ckpt_json *c = ckpt_json_child(j); c != NULL; c = ckpt_json_next(c))
         if ((ckpt_json_is_object(c) || ckpt_json_is_array(c)) && !set_steps(c, step, depth + 1))

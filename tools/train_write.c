@@ -92,15 +92,25 @@ void ckpt_write_release(ckpt_save_job *job)
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
+/* The common state, in the place of the one that was carried if there is one. */
 static ckpt_status add_common(writer *w, ckpt_plan *plan, ckpt_err *err)
 {
-    ckpt_out_object *o = ckpt_arena_alloc(&plan->arena, sizeof *o);
-    if (o == NULL)
-        return ckpt_tool_no_memory(err);
-    *o = (ckpt_out_object){
+    ckpt_out *out = &plan->out;
+    ckpt_out_object *at = NULL;
+    for (size_t i = 0; i < out->n_objects && at == NULL; i++)
+        if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
+            at = &out->objects[i];
+    if (at == NULL) {
+        ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
+        if (grown == NULL)
+            return ckpt_tool_no_memory(err);
+        if (out->n_objects > 0)
+            memcpy(grown, out->objects, out->n_objects * sizeof *grown);
+        out->objects = grown;
+        at = &grown[out->n_objects++];
+    }
+    *at = (ckpt_out_object){
         .name = CKPT_DCP_COMMON_OBJECT, .data = w->common.data, .length = w->common.len};
-    plan->out.objects = o;
-    plan->out.n_objects = 1;
     return CKPT_OK;
 }
 
@@ -332,7 +342,8 @@ ckpt_status ckpt_write_sweep(const char *root, ckpt_err *err)
     size_t n = 0;
     ckpt_status status = ckpt_list_dir(root, &arena, &names, &n, err);
     for (size_t i = 0; status == CKPT_OK && i < n; i++) {
-        bool ours = strncmp(names[i], ".iter_", 6) == 0 &&
+        bool ours = (strncmp(names[i], ".iter_", 6) == 0 ||
+                     strncmp(names[i], "." CKPT_DCP_TRACKER, sizeof CKPT_DCP_TRACKER) == 0) &&
                     (strstr(names[i], ".ckpt-tmp.") != NULL || strstr(names[i], REMOVED) != NULL);
         char *path = ours ? ckpt_path_join(&arena, root, names[i]) : NULL;
         if (path != NULL)

@@ -5,7 +5,7 @@
   gen_optim.py load DIR [--tp N] [--dp N] [--type T] [--dtype ...] [--experts N]
 
 save trains a tiny GPT three steps with Megatron-Core's Adam, stores DIR/iter_0000003 (torch_dist) and
-prints the losses of the next two steps; load reads a checkpoint into fresh objects and prints the
+prints the losses of the next steps (--next, 2); load reads a checkpoint into fresh objects and prints the
 losses of two steps from there. The second of the two depends on the optimizer's moments. One gloo
 process a rank.
 
@@ -163,7 +163,7 @@ def worker(rank, a, port):
             for g in o.optimizer.param_groups:
                 for p in g["params"]:
                     o.optimizer.state[p]["step"].fill_(g["step"])
-    losses = [step(model, opt, 3 + i, torch) for i in range(2)]
+    losses = [step(model, opt, 3 + i, torch) for i in range(a.next)]
     if rank == 0:
         print(json.dumps({"losses": losses}))
     dist.barrier()
@@ -190,6 +190,7 @@ def main():
     p.add_argument("--dtype", default="f32")
     p.add_argument("--experts", type=int, default=0)
     p.add_argument("--steps", type=int, default=3)
+    p.add_argument("--next", type=int, default=2)
     p.add_argument("--rank", type=int)
     p.add_argument("--port", type=int)
     p.add_argument("--bucket", type=int, default=None)

@@ -201,6 +201,8 @@ t mcore_gdn_loads_on_four_ranks mcore_gdn_ranks
 # ---- optimizer state ----------------------------------------------------------------------------
 
 t optimizer_of_torch_trains_on py optim.py "$ckpt" "$work/optim" torch
+t training_of_torch_goes_on py train.py "$ckpt" "$work/train" torch
+t training_of_mcore_goes_on py train.py "$ckpt" "$work/train" megatron
 t optimizer_of_mcore_trains_on py optim.py "$ckpt" "$work/optim" megatron
 
 # ---- plain torch.distributed.checkpoint -----------------------------------------------------------
