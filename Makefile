@@ -111,6 +111,7 @@ $(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	    -I$(BUILD) \
 	    -DCKPT_FIXTURES='"$(FIXTURES)"' -MMD -MP -c -o $@ $<
 
+include tools/make/cuda.mk
 FIXTURES ?= fixtures
 # The list of unit suites is generated so that adding tests/test_x.c is enough.
 $(BUILD)/suites.h: FORCE
@@ -118,9 +119,10 @@ $(BUILD)/suites.h: FORCE
 	$(Q){ for s in $(SUITES); do echo "X($$s)"; done; } > $@.new; \
 	    cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 $(BUILD)/tests/main.o: $(BUILD)/suites.h
-$(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+$(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(if $(filter kda_cuda,$(SUITES)),$(EMU_OBJ)) \
+               $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(shell pkg-config --libs check) $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(shell pkg-config --libs check) $(LDLIBS) -lstdc++
 
 # make check-unit      unit tests (Check); ONLY="name" builds and runs some suites
 .PHONY: check-unit

@@ -17,6 +17,7 @@ set_name=${1:-build}
 # One row per need: the test that it is there, then the package that brings it.
 needs_build='
 command -v gcc               | gcc
+command -v g++               | g++
 command -v make              | make
 command -v pkg-config        | pkg-config
 test -e /usr/include/stdio.h | libc6-dev

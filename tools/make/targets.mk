@@ -3,10 +3,8 @@
 SEEDS   ?= 1000
 CKPT    := $(abspath $(BUILD)/ckpt)
 DESTDIR ?=
-CU_SRC  := $(sort $(shell find engine -name '*.cu' 2>/dev/null))
 C_ALL   := $(sort $(wildcard lib/*.[ch] lib/families/*.[ch] formats/*.[ch] engine/*.[ch] \
              engine/*/*.[ch] tools/*.[ch] tests/*.[ch] tests/*/*.[ch]))
-NVCC_ARCH ?= sm_90
 
 # ---- programs used by tests -------------------------------------------------------------------
 
@@ -96,19 +94,6 @@ lint:
 # make format          clang-format every C file in place
 format:
 	$(Q)clang-format -i $(C_ALL)
-
-# ---- CUDA -------------------------------------------------------------------------------------
-
-.PHONY: cuda-compile
-# make cuda-compile    compile every engine/**/*.cu with nvcc, without linking
-cuda-compile: $(patsubst %.cu,$(BUILD)/%.cu.o,$(CU_SRC))
-	@echo "cuda-compile: $(words $(CU_SRC)) files"
-
-$(BUILD)/%.cu.o: %.cu
-	$(call say,NVCC,$<)
-	$(Q)mkdir -p $(@D)
-	$(Q)test -n "$(NVCC)" || { echo "nvcc not found; cannot compile $<" >&2; exit 1; }
-	$(Q)$(NVCC) -std=c++17 -arch=$(NVCC_ARCH) -O2 -Ilib -Iengine -c -o $@ $<
 
 # ---- install ----------------------------------------------------------------------------------
 

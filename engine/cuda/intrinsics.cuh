@@ -1,0 +1,109 @@
+/* The instructions behind tile.cuh, for nvcc. tests/gpu/emulate.h has the same names for a CPU. */
+#ifndef CKPT_CUDA_INTRINSICS_CUH
+#define CKPT_CUDA_INTRINSICS_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#define DEV __device__ __forceinline__
+#define KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
+#define SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
+#define LAUNCH(kernel, grid, block, smem, stream, ...)                                             \
+    kernel<<<(unsigned)(grid), (block), (smem), (stream)>>>(__VA_ARGS__)
+
+namespace kda
+{
+
+typedef uint4 words;
+
+DEV int lane()
+{
+    return (int)(threadIdx.x & 31);
+}
+DEV float bits_to_float(uint32_t x)
+{
+    return __uint_as_float(x);
+}
+/* x in the low half; round to nearest even. */
+DEV uint32_t pack_bf16(float x, float y)
+{
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
+    return r;
+}
+DEV uint32_t to_tf32(float x)
+{
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return r;
+}
+/* 2^x, two units in the last place; 0 below the normal range. */
+DEV float ex2(float x)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+DEV uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+DEV void ldmatrix(uint32_t (&r)[4], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+DEV void ldmatrix_t(uint32_t (&r)[4], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+DEV void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEV void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* 16 bytes from global to shared memory, or zeros; p is not read then but must be an address. */
+DEV void copy_async(void *to, const void *from, bool wanted)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(wanted ? 16 : 0)
+                 : "memory");
+}
+DEV void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> DEV void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+DEV float shuffle_xor(float x, int mask)
+{
+    return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+DEV void sync_block()
+{
+    __syncthreads();
+}
+DEV void sync_warp()
+{
+    __syncwarp();
+}
+
+} // namespace kda
+
+#endif

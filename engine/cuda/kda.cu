@@ -1,0 +1,197 @@
+/* Launchers of the KDA kernels: checks, the division of the workspace, the order of the kernels.
+ *
+ * Forward: prep (a block a chunk and head) -> scan (a block a sequence, head and 32 state columns).
+ * Backward: prep, scan that keeps states and V_new, scan_back, grads (a block a chunk and head).
+ * Traffic at D = 128, bf16, in D-vectors of 2 bytes a token and head: prep reads 5, writes 4.5; scan
+ * reads 3.5 + 3 x (parts of the state's columns, from L2), writes 1; kept states are 2 a token. */
+#include "kda.h"
+
+#include "kda_run.cuh"
+
+#include <cmath>
+#include <vector>
+
+using namespace kda;
+
+namespace
+{
+
+struct shape {
+    int64_t chunks, tiles; /* tiles: chunks x heads */
+    bool uniform;
+    int size; /* bytes of an element */
+};
+
+ckpt_status measure(const ckpt_cuda_kda *d, shape *s, ckpt_err *err)
+{
+    *s = shape{};
+    if (d->D != 64 && d->D != 128)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "kda: head dimension %lld on CUDA, which has 64 and 128", (long long)d->D);
+    if (d->type != CKPT_CUDA_F32 && d->type != CKPT_CUDA_BF16)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "kda: type %d on CUDA, which has f32 and bf16",
+                         (int)d->type);
+    if (d->N < 0 || d->H < 1 || d->H > 65536)
+        return ckpt_fail(err, CKPT_E_USAGE, "kda: %lld sequences of %lld heads", (long long)d->N,
+                         (long long)d->H);
+    if (d->g_bf16 && d->type != CKPT_CUDA_BF16)
+        return ckpt_fail(err, CKPT_E_USAGE, "kda: decays in bf16 beside values in f32");
+    if (d->N > 0 && d->cu[0] != 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "kda: sequence offsets do not start at 0");
+    s->size = d->type == CKPT_CUDA_BF16 ? 2 : 4;
+    s->uniform = true;
+    for (int64_t n = 0; n < d->N; n++) {
+        const int64_t len = d->cu[n + 1] - d->cu[n];
+        if (len < 0)
+            return ckpt_fail(err, CKPT_E_USAGE,
+                             "kda: offset %lld of sequence %lld is before its start %lld",
+                             (long long)d->cu[n + 1], (long long)n, (long long)d->cu[n]);
+        s->chunks += (len + C - 1) / C;
+        s->uniform = s->uniform && len == d->cu[1];
+    }
+    s->tiles = s->chunks * d->H;
+    if (s->tiles > (int64_t)1 << 30 || d->N * d->H > (int64_t)1 << 28)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "kda: %lld chunks of %lld heads are more than one call takes",
+                         (long long)s->chunks, (long long)d->H);
+    return CKPT_OK;
+}
+
+/* Workspace: pieces of 256 bytes, counted while base is NULL. */
+struct arena {
+    unsigned char *base;
+    size_t used;
+    void *take(size_t bytes)
+    {
+        void *p = base ? base + used : nullptr;
+        used += (bytes + 255) / 256 * 256;
+        return p;
+    }
+};
+
+void divide(const ckpt_cuda_kda *d, const shape &s, bool back, arena *a, args *p)
+{
+    const size_t rows = (size_t)s.tiles * C * (size_t)d->D * (size_t)s.size,
+                 square = (size_t)s.tiles * C * C * (size_t)s.size,
+                 state = (size_t)s.tiles * (size_t)(d->D * d->D) * (size_t)s.size;
+    p->W = a->take(rows);
+    p->U = a->take(rows);
+    p->Qg = a->take(rows);
+    p->Kr = a->take(rows);
+    p->Aqk = a->take(square);
+    p->decay = (float *)a->take((size_t)s.tiles * (size_t)d->D * sizeof(float));
+    if (!s.uniform) {
+        p->table = (const chunk_at *)a->take((size_t)s.chunks * sizeof(chunk_at));
+        p->first = (const int *)a->take((size_t)(d->N + 1) * sizeof(int));
+    }
+    if (!back)
+        return;
+    p->T = a->take(square);
+    p->S = a->take(state);
+    p->dS = a->take(state);
+    p->dV = a->take(rows);
+}
+
+/* Where every chunk is, when sequences differ in length. The copies are staged before they return. */
+void upload_table(const ckpt_cuda_kda *d, const args &p, device_stream stream)
+{
+    std::vector<chunk_at> table;
+    std::vector<int> first;
+    for (int64_t n = 0; n < d->N; n++) {
+        first.push_back((int)table.size());
+        for (int64_t at = d->cu[n]; at < d->cu[n + 1]; at += C) {
+            const int64_t left = d->cu[n + 1] - at;
+            table.push_back(chunk_at{at, (int32_t)(left < C ? left : C), (int32_t)n});
+        }
+    }
+    first.push_back((int)table.size());
+    upload((void *)p.table, table.data(), table.size() * sizeof table[0], stream);
+    upload((void *)p.first, first.data(), first.size() * sizeof first[0], stream);
+}
+
+ckpt_status run(const ckpt_cuda_kda *d, const shape &s, const args &p, bool back,
+                device_stream stream, ckpt_err *err)
+{
+    if (!s.uniform) {
+        upload_table(d, p, stream);
+        const ckpt_status status = checked("copying the chunk table", err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    const plan how = {s.tiles, d->N, (int)d->D, back, d->safe, stream};
+    return d->type == CKPT_CUDA_BF16 ? run_bf16(how, p, err) : run_f32(how, p, err);
+}
+
+args begin(const ckpt_cuda_kda *d, const shape &s, const ckpt_cuda_kda_in *in)
+{
+    args p = {};
+    p.q = in->q;
+    p.k = in->k;
+    p.v = in->v;
+    p.g = in->g;
+    p.beta = in->beta;
+    p.state0 = in->state0;
+    p.H = (int)d->H;
+    p.seq_len = d->N > 0 ? d->cu[1] : 0;
+    p.per_seq = s.uniform ? (int)((p.seq_len + C - 1) / C) : 0;
+    p.scale = (float)(d->scale != 0 ? d->scale : 1 / std::sqrt((double)d->D));
+    p.g_bf16 = d->g_bf16;
+    return p;
+}
+
+} // namespace
+
+extern "C" ckpt_status ckpt_cuda_kda_bytes(const ckpt_cuda_kda *d, size_t *forward,
+                                           size_t *backward, ckpt_err *err)
+{
+    shape s;
+    const ckpt_status status = measure(d, &s, err);
+    if (status != CKPT_OK)
+        return status;
+    args p = {};
+    arena fwd = {}, bwd = {};
+    divide(d, s, false, &fwd, &p);
+    divide(d, s, true, &bwd, &p);
+    *forward = fwd.used;
+    *backward = bwd.used;
+    return CKPT_OK;
+}
+
+extern "C" ckpt_status ckpt_cuda_kda_fwd(const ckpt_cuda_kda *d, const ckpt_cuda_kda_in *in,
+                                         void *o, float *state, void *work, void *stream,
+                                         ckpt_err *err)
+{
+    shape s;
+    const ckpt_status status = measure(d, &s, err);
+    if (status != CKPT_OK)
+        return status;
+    args p = begin(d, s, in);
+    arena a = {(unsigned char *)work, 0};
+    divide(d, s, false, &a, &p);
+    p.o = o;
+    p.state = state;
+    return run(d, s, p, false, stream_of(stream), err);
+}
+
+extern "C" ckpt_status ckpt_cuda_kda_bwd(const ckpt_cuda_kda *d, const ckpt_cuda_kda_in *in,
+                                         const void *d_o, const float *d_state,
+                                         const ckpt_cuda_kda_grad *grad, void *work, void *stream,
+                                         ckpt_err *err)
+{
+    shape s;
+    const ckpt_status status = measure(d, &s, err);
+    if (status != CKPT_OK)
+        return status;
+    args p = begin(d, s, in);
+    arena a = {(unsigned char *)work, 0};
+    divide(d, s, true, &a, &p);
+    p.d_o = d_o;
+    p.d_state = d_state;
+    p.dq = grad->q;
+    p.dk = grad->k;
+    p.dv = grad->v;
+    p.dg = grad->g;
+    p.dbeta = grad->beta;
+    p.d_state0 = grad->state0;
+    return run(d, s, p, true, stream_of(stream), err);
+}

@@ -1,0 +1,111 @@
+/* What the KDA kernels share: arguments, the chunk grid, loads, decays. */
+#ifndef CKPT_CUDA_KDA_COMMON_CUH
+#define CKPT_CUDA_KDA_COMMON_CUH
+
+#include "tile.cuh"
+
+namespace kda
+{
+
+constexpr int C = 64;      /* tokens of a chunk */
+constexpr int LC = C + 8;  /* row stride of a C x C tile: rows start in different banks */
+constexpr int LF = C + 4;  /* the same for f32 tiles */
+constexpr int VS = 32;     /* columns of the state in one block of a scan */
+constexpr int LV = VS + 8; /* row stride of a VS wide tile */
+constexpr float LOG2E = 1.4426950408889634f;
+
+/* A chunk of one sequence; rows beyond len are read as q = k = v = beta = g = 0 and change nothing. */
+struct chunk_at {
+    int64_t start;
+    int32_t len, seq;
+};
+
+/* Everything a kernel is told. Arrays of a chunk are [chunk][head][rows][columns], dense. */
+struct args {
+    const void *q, *k, *v, *g, *d_o;
+    const float *beta, *state0, *d_state;
+    void *o, *dq, *dk, *dv;
+    float *dg, *dbeta, *state, *d_state0;
+    void *W, *U, *Qg, *Kr; /* [C, D] E; U becomes V_new where backward needs it */
+    void *Aqk, *T;         /* [C, C] E; T or NULL */
+    void *S, *dS, *dV;     /* [D, D] E state before, gradient of the state after; [C, D] E */
+    float *decay;          /* [D] e^G_C */
+    const chunk_at *table; /* NULL: every sequence has seq_len tokens */
+    const int *first;      /* [N + 1] first chunk of each sequence, with table */
+    int64_t seq_len;
+    int per_seq, H; /* chunks of a sequence without table */
+    float scale;
+    bool g_bf16, resident; /* resident: shared memory holds all operands of the gradient kernel */
+};
+
+DEV chunk_at find_chunk(const args &p, int c)
+{
+    if (p.table)
+        return p.table[c];
+    chunk_at r;
+    r.seq = c / p.per_seq;
+    const int64_t at = (int64_t)(c % p.per_seq) * C;
+    r.start = r.seq * p.seq_len + at;
+    r.len = (int)(p.seq_len - at < C ? p.seq_len - at : C);
+    return r;
+}
+
+/* Rows of w elements from global (row stride gs) to shared memory (row stride ls), asynchronously. */
+template <class E, int THREADS>
+DEV void fetch(E *to, int ls, const E *from, int64_t gs, int rows, int w, int valid)
+{
+    const int per = w / vec<E>::n;
+    for (int i = (int)threadIdx.x; i < rows * per; i += THREADS) {
+        const int r = i / per, c = i % per * vec<E>::n;
+        copy_async(to + r * ls + c, from + (r < valid ? r : 0) * gs + c, r < valid);
+    }
+}
+template <int THREADS> DEV void fetch_f32(float *to, const float *from, int n)
+{
+    for (int i = (int)threadIdx.x; i < n / 4; i += THREADS)
+        copy_async(to + 4 * i, from + 4 * i, true);
+}
+/* The way back, at once. */
+template <class E, int THREADS>
+DEV void flush(E *to, int64_t gs, const E *from, int ls, int rows, int w)
+{
+    const int per = w / vec<E>::n;
+    for (int i = (int)threadIdx.x; i < rows * per; i += THREADS) {
+        const int r = i / per, c = i % per * vec<E>::n;
+        store16(to + r * gs + c, load16(from + r * ls + c));
+    }
+}
+
+/* G [C][ld] = inclusive cumulative sum of g over the chunk's tokens, log2 units. part: scratch of
+ * THREADS floats. The caller synchronises afterwards. */
+template <int D, int THREADS>
+DEV void cumulate(const args &p, const chunk_at &c, int h, float *G, int ld, float *part)
+{
+    constexpr int P = THREADS / D, R = C / P;
+    const int d = (int)threadIdx.x % D, r0 = (int)threadIdx.x / D * R;
+    float x[R], sum = 0;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const int64_t at = ((c.start + r0 + r) * p.H + h) * D + d;
+        x[r] = 0;
+        if (r0 + r < c.len)
+            x[r] = p.g_bf16 ? to_f(((const bf16 *)p.g)[at]) : ((const float *)p.g)[at];
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        sum += x[r];
+        x[r] = sum;
+    }
+    part[threadIdx.x] = sum;
+    sync_block();
+    float before = 0;
+    for (int i = 0; i < (int)threadIdx.x / D; i++)
+        before += part[i * D + d];
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        G[(r0 + r) * ld + d] = (before + x[r]) * LOG2E;
+}
+
+} // namespace kda
+
+#endif

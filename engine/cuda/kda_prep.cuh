@@ -1,0 +1,325 @@
+/* Everything of a chunk that does not know the state (kda-math.md section 3, rows 1-6 and 9): one
+ * block a chunk and head. Reads q, k, v, g, beta once, writes
+ *   Qg = scale q e^G, Kr = k e^(G_C - G), Aqk, W = T (beta k e^G), U = T (beta v), e^G_C, and T.
+ *
+ * Aqk and L are made in row groups of 16 tokens. Exponents are differences to a reference row of the
+ * group (section 3.1): the middle row when the gate is safe, with the diagonal tile on tensor cores
+ * (at most 8 x 5 nats either way); otherwise the first row, and exact pairs on the diagonal tile.
+ * T: substitution in the 16 x 16 diagonal tiles, then T[p,c] = -T[p,p] sum L[p,m] T[m,c] row of tiles
+ * by row of tiles, in place of L. */
+#ifndef CKPT_CUDA_KDA_PREP_CUH
+#define CKPT_CUDA_KDA_PREP_CUH
+
+#include "kda_common.cuh"
+
+namespace kda
+{
+
+constexpr int PREP_THREADS = 256;
+
+template <class E, int D> struct prep_memory {
+    static constexpr int LD = D + 16 / (int)sizeof(E), LG = D + 4;
+    static constexpr int bytes =
+        (C * LG + C * LF + C + PREP_THREADS) * 4 + (3 * C * LD + C * LC) * (int)sizeof(E);
+    float *G, *L, *beta, *part;
+    E *q, *k, *v, *T;
+    DEV explicit prep_memory(unsigned char *p)
+    {
+        q = (E *)p;
+        k = q + C * LD;
+        v = k + C * LD;
+        T = v + C * LD;
+        G = (float *)(T + C * LC);
+        L = G + C * LG;
+        beta = L + C * LF;
+        part = beta + C;
+    }
+};
+
+/* x[r][k] e^(G[r] - G[ref]) times f(r). */
+template <class E> struct later {
+    const E *x;
+    const float *G, *ref, *factor; /* factor [C] or NULL */
+    int ld, lg;
+    DEV float at(int r, int k) const
+    {
+        const float f = factor ? factor[r] : 1.f;
+        return f * to_f(x[r * ld + k]) * ex2(G[r * lg + k] - ref[k]);
+    }
+};
+/* x[r][k] e^(G[ref] - G[r]). */
+template <class E> struct earlier {
+    const E *x;
+    const float *G, *ref;
+    int ld, lg;
+    DEV float at(int r, int k) const
+    {
+        return to_f(x[r * ld + k]) * ex2(ref[k] - G[r * lg + k]);
+    }
+};
+
+/* Warp w makes `count` tiles of 16 x 8 of row group `group` from column 8 `first` on. */
+struct share {
+    int group, first, count;
+};
+DEV share share_of(int w)
+{
+    /* 20 tiles at and below the diagonal for 8 warps; a diagonal's two tiles stay together */
+    const int code[8] = {0x303, 0x333, 0x362, 0x203, 0x233, 0x102, 0x122, 0x002};
+    share s;
+    int x = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x = i == w ? code[i] : x;
+    s.group = x >> 8;
+    s.first = (x >> 4) & 15;
+    s.count = x & 15;
+    return s;
+}
+
+/* Both products of one warp's tiles on tensor cores, q and beta k rows against k columns. */
+template <class E, int D>
+DEV void scores(const prep_memory<E, D> &m, const share &s, int ref, float (&aqk)[1][3][4],
+                float (&low)[1][3][4])
+{
+    constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG;
+    const float *r = m.G + ref * LG;
+    const later<E> a1 = {m.q, m.G, r, nullptr, LD, LG}, a2 = {m.k, m.G, r, m.beta, LD, LG};
+    const earlier<E> b = {m.k, m.G, r, LD, LG};
+    for (int j = 0; j < 3; j++)
+        if (j < s.count)
+            product<float>::run2(reinterpret_cast<float(&)[1][1][4]>(aqk[0][j]),
+                                 reinterpret_cast<float(&)[1][1][4]>(low[0][j]), a1, a2,
+                                 16 * s.group, b, 8 * (s.first + j), 0, D);
+}
+template <int D>
+DEV void scores(const prep_memory<bf16, D> &m, const share &s, int ref, float (&aqk)[1][3][4],
+                float (&low)[1][3][4])
+{
+    constexpr int LD = prep_memory<bf16, D>::LD, LG = prep_memory<bf16, D>::LG;
+    const int g = lane() >> 2, t = 2 * (lane() & 3);
+    const int r0 = 16 * s.group + g;
+    const float b0 = m.beta[r0], b1 = m.beta[r0 + 8];
+#pragma unroll 2
+    for (int k = 0; k < D; k += 16) {
+        uint32_t fq[4], fk[4];
+        pair ref_at[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int d = k + 8 * half + t;
+            ref_at[half] = load2(m.G + ref * LG + d);
+#pragma unroll
+            for (int low_row = 0; low_row < 2; low_row++) {
+                const int r = r0 + 8 * low_row;
+                const pair G = load2(m.G + r * LG + d), q = load2(m.q + r * LD + d),
+                           x = load2(m.k + r * LD + d);
+                const float e0 = ex2(G.x - ref_at[half].x), e1 = ex2(G.y - ref_at[half].y),
+                            beta = low_row ? b1 : b0;
+                fq[2 * half + low_row] = pack_bf16(q.x * e0, q.y * e1);
+                fk[2 * half + low_row] = pack_bf16(beta * x.x * e0, beta * x.y * e1);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 3; j++) {
+            if (j >= s.count)
+                continue;
+            uint32_t b[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int d = k + 8 * half + t, r = 8 * (s.first + j) + g;
+                const pair G = load2(m.G + r * LG + d), x = load2(m.k + r * LD + d);
+                b[half] =
+                    pack_bf16(x.x * ex2(ref_at[half].x - G.x), x.y * ex2(ref_at[half].y - G.y));
+            }
+            mma_bf16(aqk[0][j], fq, b[0], b[1]);
+            mma_bf16(low[0][j], fk, b[0], b[1]);
+        }
+    }
+}
+
+/* One element of both, exact. */
+template <class E, int D>
+DEV void score(const prep_memory<E, D> &m, int i, int j, float &aqk, float &low)
+{
+    constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG;
+    float a = 0, l = 0;
+    for (int d = 0; d < D; d += 2) {
+        const pair Gi = load2(m.G + i * LG + d), Gj = load2(m.G + j * LG + d),
+                   q = load2(m.q + i * LD + d), x = load2(m.k + i * LD + d),
+                   y = load2(m.k + j * LD + d);
+        const float e0 = y.x * ex2(Gi.x - Gj.x), e1 = y.y * ex2(Gi.y - Gj.y);
+        a += q.x * e0 + q.y * e1;
+        l += x.x * e0 + x.y * e1;
+    }
+    aqk = a;
+    low = m.beta[i] * l;
+}
+
+/* Aqk to global memory, L to m.L; tiles above the diagonal of Aqk are zeros, of L are not written. */
+template <class E, int D, bool SAFE>
+DEV void make_scores(const prep_memory<E, D> &m, float scale, E *out)
+{
+    const share s = share_of((int)threadIdx.x / 32);
+    float aqk[1][3][4], low[1][3][4];
+    clear(aqk);
+    clear(low);
+    scores(m, s, 16 * s.group + (SAFE ? 8 : 0), aqk, low);
+    const int r0 = 16 * s.group + (lane() >> 2), c0 = 8 * s.first + 2 * (lane() & 3);
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        if (j >= s.count)
+            continue;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = r0 + 8 * half, c = c0 + 8 * j;
+            float *a = aqk[0][j] + 2 * half, *l = low[0][j] + 2 * half;
+            if (!SAFE && c >= 16 * s.group)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (c + e <= r)
+                        score(m, r, c + e, a[e], l[e]);
+            store2(out + r * C + c, c <= r ? scale * a[0] : 0.f, c + 1 <= r ? scale * a[1] : 0.f);
+            store2(m.L + r * LF + c, c < r ? l[0] : 0.f, c + 1 < r ? l[1] : 0.f);
+        }
+    }
+    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS) {
+        const int r = i / (C / 2), c = i % (C / 2) * 2;
+        if (c / 16 > r / 16)
+            store2(out + r * C + c, 0.f, 0.f);
+    }
+}
+
+/* m.L = (I + L)^-1 in place, m.T the same as E with zeros above the diagonal. */
+template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
+{
+    typedef product<typename fine<E>::type> mul;
+    const int w = (int)threadIdx.x / 32;
+    if (w < 4) {
+        float x[16];
+        float *tile = m.L + 16 * w * (LF + 1);
+        const int j = lane() & 15;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float a = i == j ? 1.f : 0.f, b = 0;
+#pragma unroll
+            for (int n = 0; n < i; n++)
+                (n & 1 ? b : a) -= tile[i * LF + n] * x[n];
+            x[i] = a + b;
+        }
+        sync_warp();
+        if (lane() < 16)
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                tile[i * LF + j] = x[i];
+    }
+    sync_block();
+    const Row<float> rows = {m.L, LF};
+    const Col<float> columns = {m.L, LF};
+    for (int p = 1; p < C / 16; p++) {
+        float x[1][2][4];
+        if (w < p) {
+            clear(x);
+            mul::run(x, rows, 16 * p, columns, 16 * w, 16 * w, 16 * p);
+        }
+        sync_block();
+        if (w < p) {
+            each(x, 16 * p, 16 * w,
+                 [&](int r, int c, float a, float b) { store2(m.L + r * LF + c, a, b); });
+            sync_warp();
+            clear(x);
+            mul::run(x, Row<float>{m.L + 16 * p * (LF + 1), LF}, 0,
+                     Col<float>{m.L + 16 * p * LF + 16 * w, LF}, 0, 0, 16);
+            sync_warp();
+            each(x, 16 * p, 16 * w,
+                 [&](int r, int c, float a, float b) { store2(m.L + r * LF + c, -a, -b); });
+        }
+        sync_block();
+    }
+    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS) {
+        const int r = i / (C / 2), c = i % (C / 2) * 2;
+        const bool inside = c / 16 <= r / 16;
+        store2(m.T + r * LC + c, inside ? m.L[r * LF + c] : 0.f,
+               inside ? m.L[r * LF + c + 1] : 0.f);
+    }
+}
+
+/* Qg and Kr to global memory; k becomes beta k e^G, v becomes beta v. */
+template <class E, int D>
+DEV void scale_rows(const args &p, const prep_memory<E, D> &m, int64_t tile)
+{
+    constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG, n = vec<E>::n;
+    E *Qg = (E *)p.Qg + tile * (C * D), *Kr = (E *)p.Kr + tile * (C * D);
+    for (int i = (int)threadIdx.x; i < C * D / n; i += PREP_THREADS) {
+        const int r = i / (D / n), d = i % (D / n) * n;
+        const float beta = m.beta[r], *G = m.G + r * LG + d, *last = m.G + (C - 1) * LG + d;
+        vec<E> q = load16(m.q + r * LD + d), k = load16(m.k + r * LD + d),
+               v = load16(m.v + r * LD + d), kr;
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            const float e = ex2(G[j]), x = to_f(k.e[j]);
+            q.e[j] = cast<E>(p.scale * e * to_f(q.e[j]));
+            kr.e[j] = cast<E>(x * ex2(last[j] - G[j]));
+            k.e[j] = cast<E>(beta * e * x);
+            v.e[j] = cast<E>(beta * to_f(v.e[j]));
+        }
+        store16(Qg + r * D + d, q);
+        store16(Kr + r * D + d, kr);
+        store16(m.k + r * LD + d, k);
+        store16(m.v + r * LD + d, v);
+    }
+}
+
+/* W and U = T times k and v, each warp all rows of some columns. */
+template <class E, int D> DEV void multiply(const args &p, const prep_memory<E, D> &m, int64_t tile)
+{
+    constexpr int LD = prep_memory<E, D>::LD, NT = D / 32; /* 8 warps, 2 D columns */
+    const int w = (int)threadIdx.x / 32, n0 = w % 4 * NT * 8;
+    const Row<E> a = {m.T, LC};
+    const Col<E> b = {w < 4 ? m.k : m.v, LD};
+    float acc[4][NT][4];
+    clear(acc);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        product<E>::run(reinterpret_cast<float(&)[1][NT][4]>(acc[i]), a, 16 * i, b, n0, 0,
+                        16 * i + 16);
+    sync_block(); /* k and v are read */
+    E *to = w < 4 ? m.k : m.v;
+    each(acc, 0, n0, [&](int r, int c, float x, float y) { store2(to + r * LD + c, x, y); });
+    sync_block();
+    flush<E, PREP_THREADS>((E *)p.W + tile * (C * D), D, m.k, LD, C, D);
+    flush<E, PREP_THREADS>((E *)p.U + tile * (C * D), D, m.v, LD, C, D);
+}
+
+template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1) prep(const args p)
+{
+    SHARED_MEMORY(memory);
+    const prep_memory<E, D> m(memory);
+    constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG;
+    const int ci = (int)blockIdx.x / p.H, h = (int)blockIdx.x % p.H, tid = (int)threadIdx.x;
+    const int64_t tile = blockIdx.x;
+    const chunk_at c = find_chunk(p, ci);
+    const int64_t at = (c.start * p.H + h) * D, row = (int64_t)p.H * D;
+    fetch<E, PREP_THREADS>(m.q, LD, (const E *)p.q + at, row, C, D, c.len);
+    fetch<E, PREP_THREADS>(m.k, LD, (const E *)p.k + at, row, C, D, c.len);
+    fetch<E, PREP_THREADS>(m.v, LD, (const E *)p.v + at, row, C, D, c.len);
+    copy_commit();
+    if (tid < C)
+        m.beta[tid] = tid < c.len ? p.beta[(c.start + tid) * p.H + h] : 0.f;
+    cumulate<D, PREP_THREADS>(p, c, h, m.G, LG, m.part);
+    copy_wait<0>();
+    sync_block();
+    if (tid < D)
+        p.decay[tile * D + tid] = ex2(m.G[(C - 1) * LG + tid]);
+    make_scores<E, D, SAFE>(m, p.scale, (E *)p.Aqk + tile * (C * C));
+    sync_block();
+    scale_rows<E, D>(p, m, tile);
+    invert(m);
+    sync_block();
+    multiply<E, D>(p, m, tile);
+    if (p.T)
+        flush<E, PREP_THREADS>((E *)p.T + tile * (C * C), C, m.T, LC, C, C);
+}
+
+} // namespace kda
+
+#endif

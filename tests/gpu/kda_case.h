@@ -1,0 +1,254 @@
+/* One KDA problem run by the CUDA kernels and by the engine's f64 recurrence, compared array by array.
+ * The includer says where the kernels' memory is: dev_alloc, dev_free, dev_put, dev_get, dev_wait. */
+#ifndef CKPT_TEST_KDA_CASE_H
+#define CKPT_TEST_KDA_CASE_H
+
+#define CKPT_REAL 64
+#include "cuda/kda.h"
+#include "dtype.h"
+#include "ops.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *dev_alloc(size_t bytes);
+void dev_free(void *p);
+void dev_put(void *to, const void *from, size_t bytes);
+void dev_get(void *to, const void *from, size_t bytes);
+bool dev_wait(void); /* false after an error */
+
+typedef struct kda_case {
+    ckpt_cuda_type type;
+    bool safe, states; /* states: initial state and gradient of the final one */
+    int H, D;
+    double g_low, g_high; /* decay, uniform between */
+    double share;         /* of a common direction in every key */
+    int64_t cu[12];
+    int N;
+} kda_case;
+
+enum { KDA_O, KDA_STATE, KDA_DQ, KDA_DK, KDA_DV, KDA_DG, KDA_DBETA, KDA_DSTATE, KDA_ARRAYS };
+static const char *const kda_names[KDA_ARRAYS] = {"o",  "state", "dq",    "dk",
+                                                  "dv", "dg",    "dbeta", "dstate0"};
+
+/* Limits on the relative RMS error. f32: sums of a few thousand terms. bf16: what FLA's tests allow its
+ * own kernels (kda-math.md section 4.7). */
+static inline double kda_limit(const kda_case *c, int array)
+{
+    static const double bf16[KDA_ARRAYS] = {5e-3, 5e-3, 8e-3, 8e-3, 8e-3, 2e-2, 2e-2, 8e-3};
+    return c->type == CKPT_CUDA_F32 ? 1e-5 : bf16[array];
+}
+
+static uint64_t kda_random = 1;
+static inline double kda_number(double lo, double hi)
+{
+    kda_random = kda_random * 6364136223846793005u + 1442695040888963407u;
+    return lo + (hi - lo) * ((double)(kda_random >> 11) / (double)(1ull << 53));
+}
+
+typedef struct kda_array {
+    double *x, *got; /* the reference's values, the kernels' values */
+    void *dev;
+    int64_t n;
+    ckpt_dtype dtype;
+} kda_array;
+
+static inline void kda_new(kda_array *a, int64_t n, ckpt_dtype dtype)
+{
+    *a = (kda_array){.n = n, .dtype = dtype};
+    a->x = calloc((size_t)n + 1, sizeof(double));
+    a->got = calloc((size_t)n + 1, sizeof(double));
+    a->dev = dev_alloc((size_t)(n + 8) * 4);
+}
+/* To the device, and what it was rounded to back into x. */
+static inline void kda_put(kda_array *a)
+{
+    void *raw = malloc((size_t)(a->n + 1) * 4);
+    ckpt_dtype_cast(a->dtype, raw, CKPT_F64, a->x, (size_t)a->n);
+    ckpt_dtype_cast(CKPT_F64, a->x, a->dtype, raw, (size_t)a->n);
+    dev_put(a->dev, raw, (size_t)a->n * (a->dtype == CKPT_BF16 ? 2 : 4));
+    free(raw);
+}
+/* An output: poisoned, so that an element nobody wrote is NaN. */
+static inline void kda_poison(kda_array *a)
+{
+    void *raw = malloc((size_t)(a->n + 8) * 4);
+    memset(raw, 0xff, (size_t)(a->n + 8) * 4);
+    dev_put(a->dev, raw, (size_t)(a->n + 8) * 4);
+    free(raw);
+}
+static inline void kda_get(kda_array *a)
+{
+    void *raw = malloc((size_t)(a->n + 1) * 4);
+    dev_get(raw, a->dev, (size_t)a->n * (a->dtype == CKPT_BF16 ? 2 : 4));
+    ckpt_dtype_cast(CKPT_F64, a->got, a->dtype, raw, (size_t)a->n);
+    free(raw);
+}
+static inline void kda_drop(kda_array *a)
+{
+    free(a->x);
+    free(a->got);
+    dev_free(a->dev);
+}
+static inline double kda_distance(const kda_array *a)
+{
+    double diff = 0, size = 0;
+    for (int64_t i = 0; i < a->n; i++) {
+        const double d = a->got[i] - a->x[i];
+        if (!isfinite(d))
+            return INFINITY;
+        diff += d * d;
+        size += a->x[i] * a->x[i];
+    }
+    /* a gradient that is exactly nothing is the difference of terms of this size */
+    return diff == 0 ? 0 : sqrt(diff) / fmax(sqrt(size), 1e-2 * sqrt((double)a->n));
+}
+
+typedef struct kda_run {
+    ckpt_cuda_kda d;
+    int64_t T;
+    kda_array q, k, v, g, beta, state0, d_o, d_state;
+    kda_array out[KDA_ARRAYS];
+    void *work;
+    size_t forward, backward;
+} kda_run;
+
+/* Keys and queries of norm one, as the layer makes them. */
+static inline void kda_unit_rows(double *x, int64_t rows, int D, double share)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        double sum = 0;
+        for (int d = 0; d < D; d++) {
+            double common = d % 3 - 1 + 0.1 * (d % 7);
+            x[r * D + d] = share * common + (1 - share) * kda_number(-1, 1);
+            sum += x[r * D + d] * x[r * D + d];
+        }
+        for (int d = 0; d < D; d++)
+            x[r * D + d] /= sqrt(sum);
+    }
+}
+
+static inline void kda_fill(kda_array *a, double lo, double hi)
+{
+    for (int64_t i = 0; i < a->n; i++)
+        a->x[i] = kda_number(lo, hi);
+    kda_put(a);
+}
+
+static inline ckpt_status kda_make(const kda_case *c, kda_run *r, ckpt_err *err)
+{
+    const ckpt_dtype e = c->type == CKPT_CUDA_BF16 ? CKPT_BF16 : CKPT_F32;
+    const int64_t T = c->N > 0 ? c->cu[c->N] : 0, n = T * c->H * c->D, b = T * c->H,
+                  s = (int64_t)c->N * c->H * c->D * c->D;
+    *r = (kda_run){.T = T};
+    r->d = (ckpt_cuda_kda){
+        .type = c->type, .N = c->N, .H = c->H, .D = c->D, .cu = c->cu, .safe = c->safe};
+    kda_new(&r->q, n, e);
+    kda_new(&r->k, n, e);
+    kda_new(&r->v, n, e);
+    kda_new(&r->g, n, CKPT_F32);
+    kda_new(&r->beta, b, CKPT_F32);
+    kda_new(&r->state0, s, CKPT_F32);
+    kda_new(&r->d_o, n, e);
+    kda_new(&r->d_state, s, CKPT_F32);
+    kda_unit_rows(r->q.x, b, c->D, 0);
+    kda_unit_rows(r->k.x, b, c->D, c->share);
+    kda_put(&r->q);
+    kda_put(&r->k);
+    kda_fill(&r->v, -1, 1);
+    kda_fill(&r->g, c->g_low, c->g_high);
+    kda_fill(&r->beta, 0, 1);
+    kda_fill(&r->state0, -1, 1);
+    kda_fill(&r->d_o, -1, 1);
+    kda_fill(&r->d_state, -1, 1);
+    const int64_t sizes[KDA_ARRAYS] = {n, s, n, n, n, n, b, s};
+    for (int i = 0; i < KDA_ARRAYS; i++) {
+        const bool f32 = i == KDA_STATE || i == KDA_DG || i == KDA_DBETA || i == KDA_DSTATE;
+        kda_new(&r->out[i], sizes[i], f32 ? CKPT_F32 : e);
+        kda_poison(&r->out[i]);
+    }
+    const ckpt_status status = ckpt_cuda_kda_bytes(&r->d, &r->forward, &r->backward, err);
+    if (status == CKPT_OK)
+        r->work = dev_alloc(r->backward + 256);
+    return status;
+}
+
+static inline void kda_free(kda_run *r)
+{
+    kda_array *in[] = {&r->q, &r->k, &r->v, &r->g, &r->beta, &r->state0, &r->d_o, &r->d_state};
+    for (size_t i = 0; i < sizeof in / sizeof *in; i++)
+        kda_drop(in[i]);
+    for (int i = 0; i < KDA_ARRAYS; i++)
+        kda_drop(&r->out[i]);
+    dev_free(r->work);
+}
+
+static inline ckpt_cuda_kda_in kda_in(const kda_case *c, const kda_run *r)
+{
+    return (ckpt_cuda_kda_in){.q = r->q.dev,
+                              .k = r->k.dev,
+                              .v = r->v.dev,
+                              .g = r->g.dev,
+                              .beta = r->beta.dev,
+                              .state0 = c->states ? r->state0.dev : NULL};
+}
+static inline ckpt_status kda_forward(const kda_case *c, kda_run *r, void *stream, ckpt_err *err)
+{
+    const ckpt_cuda_kda_in in = kda_in(c, r);
+    return ckpt_cuda_kda_fwd(&r->d, &in, r->out[KDA_O].dev, r->out[KDA_STATE].dev, r->work, stream,
+                             err);
+}
+static inline ckpt_status kda_backward(const kda_case *c, kda_run *r, void *stream, ckpt_err *err)
+{
+    const ckpt_cuda_kda_in in = kda_in(c, r);
+    const ckpt_cuda_kda_grad g = {.q = r->out[KDA_DQ].dev,
+                                  .k = r->out[KDA_DK].dev,
+                                  .v = r->out[KDA_DV].dev,
+                                  .g = r->out[KDA_DG].dev,
+                                  .beta = r->out[KDA_DBETA].dev,
+                                  .state0 = r->out[KDA_DSTATE].dev};
+    return ckpt_cuda_kda_bwd(&r->d, &in, r->d_o.dev, c->states ? r->d_state.dev : NULL, &g, r->work,
+                             stream, err);
+}
+
+static inline ckpt_status kda_reference_once(ckpt_eng *e, const kda_case *c, kda_run *r,
+                                             ckpt_err *err)
+{
+    const ckpt_eng_delta d = {
+        .rule = CKPT_ENG_KDA, .form = CKPT_ENG_STEP, .H = c->H, .HV = c->H, .K = c->D, .V = c->D};
+    const ckpt_eng_seq seq = {.n = c->N, .cu = c->cu};
+    const ENG(delta_in) in = {.q = r->q.x,
+                              .k = r->k.x,
+                              .v = r->v.x,
+                              .g = r->g.x,
+                              .erase = r->beta.x,
+                              .state0 = c->states ? r->state0.x : NULL};
+    const ENG(delta_grad) g = {.q = r->out[KDA_DQ].x,
+                               .k = r->out[KDA_DK].x,
+                               .v = r->out[KDA_DV].x,
+                               .g = r->out[KDA_DG].x,
+                               .erase = r->out[KDA_DBETA].x,
+                               .state0 = r->out[KDA_DSTATE].x};
+    double *saved = ckpt_eng_take(e, ENG(delta_saved_len)(&d, &seq), sizeof(double));
+    ckpt_status status =
+        ENG(delta)(e, &d, &seq, &in, r->out[KDA_O].x, r->out[KDA_STATE].x, saved, err);
+    if (status == CKPT_OK)
+        status = ENG(delta_bwd)(e, &d, &seq, &in, saved, r->d_o.x, c->states ? r->d_state.x : NULL,
+                                &g, err);
+    return status;
+}
+static inline ckpt_status kda_reference(const kda_case *c, kda_run *r, int threads, ckpt_err *err)
+{
+    ckpt_eng e;
+    ckpt_eng_init(&e, threads);
+    ckpt_status status = kda_reference_once(&e, c, r, err);
+    if (status == CKPT_OK)
+        status = ckpt_eng_reserve(&e, e.peak, err);
+    if (status == CKPT_OK)
+        status = kda_reference_once(&e, c, r, err);
+    ckpt_eng_release(&e);
+    return status;
+}
+
+#endif

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The KDA kernels on a card: parity, sanitizers, times, FLA beside them where Python has it.
+#
+#   tests/gpu/run.sh PROGRAM [PART...]     PROGRAM: build/kda_gpu of `make kda_gpu`
+#
+# Parts: parity memcheck racecheck initcheck times profile fla; all by default. FLA's wheels are looked
+# for in the directory $WHEELS. Exit 1 when a part failed; a part that cannot run says so.
+set -uo pipefail
+program=$(readlink -f "$1")
+here=$(cd "$(dirname "$0")" && pwd)
+shift
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(parity memcheck racecheck initcheck times profile fla)
+failed=()
+
+sanitizer() {
+    compute-sanitizer --tool "$1" --error-exitcode 1 --print-limit 5 "$program" check small |
+        grep -vE '^(f32|bf16)' | tail -n 25
+}
+times() {
+    "$program" time 8192 32 128 && "$program" time 8192 32 128 general &&
+        "$program" time 1024 4 64 && "$program" time 8192 8 128 && "$program" time 2048 4 128 f32
+}
+profile() {
+    ncu --clock-control none --launch-skip 60 --launch-count 12 --metrics \
+        "gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,\
+dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active" \
+        "$program" time 8192 32 128 2>&1 | grep -E 'kda::|duration|throughput|warps_active'
+}
+fla() {
+    local dir
+    dir=$(mktemp -d)
+    "$program" dump "$dir" || return 1
+    if [ -n "${WHEELS:-}" ]; then
+        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+            --target "$dir/site" "$WHEELS"/*.whl
+        export PYTHONPATH=$dir/site
+    fi
+    python3 "$here/fla_kda.py" "$dir"
+}
+
+for part in "${parts[@]}"; do
+    echo "==== $part"
+    start=$SECONDS
+    case $part in
+    parity) "$program" check ;;
+    memcheck | racecheck | initcheck)
+        if command -v compute-sanitizer >/dev/null; then sanitizer "$part"; else echo "SKIP no compute-sanitizer"; fi
+        ;;
+    times) times ;;
+    profile) if command -v ncu >/dev/null; then profile; else echo "SKIP no ncu"; fi ;;
+    fla) if python3 -c 'import torch, triton' 2>/dev/null; then fla; else echo "SKIP no torch"; fi ;;
+    *)
+        echo "unknown part $part"
+        false
+        ;;
+    esac || failed+=("$part")
+    echo "---- $part: $((SECONDS - start)) s"
+done
+echo "failed: ${failed[*]:-none}"
+[ ${#failed[@]} -eq 0 ]

@@ -1,0 +1,54 @@
+# CUDA: engine/cuda/*.cu becomes the plug-in $(BUILD)/libckpt_cuda.so; nothing else of the build needs
+# nvcc or a driver. The same sources, compiled by the C++ compiler on tests/gpu/emulate.h, are what the
+# unit suite kda_cuda runs, so a machine without a card tests their logic.
+
+# sm_90a: the card this is tuned for; sm_80 and its PTX serve every later one.
+NVCC_ARCH   ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=[sm_80,compute_80]
+NVCC_FLAGS  := -std=c++17 -O3 -lineinfo -Ilib -Iengine -Xcompiler -fPIC,-fvisibility=hidden
+CU_SRC      := $(sort $(wildcard engine/cuda/*.cu))
+CU_DEP      := $(wildcard engine/cuda/*.cuh engine/cuda/*.h) lib/err.h
+CU_OBJ      := $(patsubst %.cu,$(BUILD)/%.cu.o,$(CU_SRC))
+EMU_OBJ     := $(patsubst %.cu,$(BUILD)/%.emu.o,$(CU_SRC))
+CXX         ?= g++
+
+.PHONY: cuda cuda-compile kda_gpu
+# make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc, without linking
+cuda-compile: $(patsubst %.cu,$(BUILD)/%.sm90.o,$(CU_SRC))
+	@echo "cuda-compile: $(words $(CU_SRC)) files"
+
+$(BUILD)/%.sm90.o: %.cu $(CU_DEP)
+	$(call say,NVCC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)test -n "$(NVCC)" || { echo "nvcc not found; cannot compile $<" >&2; exit 1; }
+	$(Q)$(NVCC) $(NVCC_FLAGS) -gencode arch=compute_90a,code=sm_90a -c -o $@ $<
+
+$(BUILD)/%.cu.o: %.cu $(CU_DEP)
+	$(call say,NVCC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)test -n "$(NVCC)" || { echo "nvcc not found; cannot compile $<" >&2; exit 1; }
+	$(Q)$(NVCC) $(NVCC_FLAGS) $(NVCC_ARCH) -c -o $@ $<
+
+# make cuda            $(BUILD)/libckpt_cuda.so, the kernels for a program that loads them
+cuda: $(BUILD)/libckpt_cuda.so
+$(BUILD)/libckpt_cuda.so: $(CU_OBJ) $(BUILD)/lib/err.pic.o
+	$(call say,LD,$@)
+	$(Q)$(NVCC) -shared -cudart static -o $@ $^
+
+$(BUILD)/lib/err.pic.o: lib/err.c $(BUILD)/flags
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(WARN) -fPIC -c -o $@ $<
+
+# make kda_gpu         $(BUILD)/kda_gpu, parity and times on a card (tests/gpu/run.sh)
+kda_gpu: $(BUILD)/kda_gpu
+$(BUILD)/kda_gpu: $(BUILD)/tests/gpu/kda_gpu.o $(CU_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(NVCC) -cudart static -Xcompiler "$(OPENMP)" -o $@ $^ $(PKG_LIBS) $(BLAS_LIBS) -lm
+$(BUILD)/tests/gpu/kda_gpu.o: CPPFLAGS += -isystem $(dir $(NVCC))../include
+
+# Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
+$(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h
+	$(call say,CXX,$< emulated)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CXX) -std=c++17 -O1 -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra \
+	    -Wno-unknown-pragmas -DCKPT_CUDA_EMULATE='"emulate.h"' -Ilib -Iengine -Itests/gpu -x c++ -c -o $@ $<
