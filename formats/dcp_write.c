@@ -88,7 +88,7 @@ static const int64_t *item_dims(const ckpt_out *out, uint32_t tensor, uint32_t c
 
 /* ---- literals ------------------------------------------------------------------------------ */
 
-static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
+static bool write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
                           uint8_t *out)
 {
     const literals *lit = sink->self;
@@ -96,7 +96,7 @@ static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *
     if (seg->b == LIT_BLOB) {
         if (seg->len)
             memcpy(out, lit->blobs[seg->a].data, (size_t)seg->len);
-        return;
+        return true;
     }
     const ckpt_out_tensor *t = &lit->out->tensors[seg->a >> 1];
     const int64_t *dims = item_dims(lit->out, seg->a >> 1, seg->b);
@@ -105,11 +105,11 @@ static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *
         ckpt_zip_tensor_head(&b, t->dtype, t->rank, dims);
     else /* an empty payload has no segment, so crc would be that of the item before */
         ckpt_zip_tensor_tail(&b, t->dtype, t->rank, dims, has_elements(t->rank, dims) ? crc : 0);
-    if (!b.failed && b.len == seg->len)
+    bool ok = !b.failed && b.len == seg->len;
+    if (ok)
         memcpy(out, b.data, b.len);
-    else /* out of memory for a kilobyte: no archive rather than a wrong one */
-        memset(out, 0, (size_t)seg->len);
     ckpt_buf_release(&b);
+    return ok;
 }
 
 /* ---- item list ----------------------------------------------------------------------------- */

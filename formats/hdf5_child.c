@@ -61,7 +61,7 @@ static void child(const char *path, int fd)
             break;
         done += n > 0 ? (uint64_t)n : 0;
     }
-    _exit(0);
+    _exit(ckpt_hdf5_read_error() & 0xff); /* all of Linux' are below 256 */
 }
 
 static ckpt_status receive(int fd, ckpt_buf *out, ckpt_err *err)
@@ -101,8 +101,10 @@ static ckpt_status reap(pid_t pid, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_FORMAT,
                          "libhdf5 crashed (signal %d) reading its structure: damaged",
                          WTERMSIG(how));
-    if (!WIFEXITED(how) || WEXITSTATUS(how) != 0)
+    if (!WIFEXITED(how))
         return ckpt_fail(err, CKPT_E_FORMAT, "libhdf5 gave up reading its structure: damaged");
+    if (WEXITSTATUS(how) != 0)
+        return ckpt_fail_errno(err, WEXITSTATUS(how), "read");
     return CKPT_OK;
 }
 

@@ -28,6 +28,13 @@ typedef struct driver_file {
     int reads;
 } driver_file;
 
+static int read_error; /* of the first read that failed for another reason than damage */
+
+int ckpt_hdf5_read_error(void)
+{
+    return read_error;
+}
+
 static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t max)
 {
     driver_file *f = calloc(1, sizeof *f);
@@ -103,7 +110,12 @@ static herr_t driver_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at,
         f->reads++;
         return 0;
     }
-    return ckpt_pread_full(f->fd, out, n, at, NULL) == CKPT_OK ? 0 : -1;
+    errno = 0;
+    if (ckpt_pread_full(f->fd, out, n, at, NULL) == CKPT_OK)
+        return 0;
+    if (read_error == 0)
+        read_error = errno;
+    return -1;
 }
 
 static herr_t driver_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, size_t n,
@@ -168,6 +180,11 @@ bool ckpt_hdf5_locate(const ckpt_hdf5_describe *d, hid_t dataset, const hsize_t 
 }
 
 #else
+
+int ckpt_hdf5_read_error(void)
+{
+    return 0; /* the library's own driver does not tell */
+}
 
 bool ckpt_hdf5_use_driver(hid_t access)
 {

@@ -80,7 +80,7 @@ static ckpt_status locate(ckpt_mp_reader *r, int64_t wanted, ckpt_err *err)
     r->dir = name != NULL ? ckpt_path_join(arena, src->path, name) : NULL;
     if (r->dir == NULL)
         return no_memory(err);
-    if (!ckpt_is_dir(r->dir))
+    if (!ckpt_exists(r->dir)) /* a file in its place: listing it says so */
         return ckpt_fail(err, wanted >= 0 ? CKPT_E_USAGE : CKPT_E_FORMAT,
                          "directory '%s' does not exist", name);
     CKPT_CHECK(ckpt_list_dir(r->dir, arena, &r->names, &r->n_names, err));

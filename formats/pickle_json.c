@@ -23,6 +23,7 @@ typedef struct render {
     const ckpt_pkl *path[DEPTH_MAX];
     int depth;
     size_t units;
+    bool no_memory; /* what was made lacks something */
 } render;
 
 static ckpt_json *node_json(render *r, const ckpt_pkl *p);
@@ -251,6 +252,7 @@ static ckpt_json *dict_json(render *r, ckpt_pkl *const *pairs, size_t n_pairs)
     free(members);
     if (ok)
         return object;
+    r->no_memory = true; /* NULL alone would have the object rendered in another way */
     ckpt_json_free(object);
     return NULL;
 }
@@ -606,5 +608,10 @@ static ckpt_json *node_json(render *r, const ckpt_pkl *p)
 ckpt_json *ckpt_pkl_to_json(const ckpt_pkl *p)
 {
     render r = {.depth = 0};
-    return p ? node_json(&r, p) : ckpt_json_new_null();
+    ckpt_json *j = p ? node_json(&r, p) : ckpt_json_new_null();
+    if (r.no_memory) {
+        ckpt_json_free(j);
+        j = NULL;
+    }
+    return j;
 }

@@ -434,12 +434,13 @@ typedef struct writer {
     ckpt_err *err;
 } writer;
 
-static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
+static bool write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
                           uint8_t *out)
 {
     const text *texts = sink->self;
     (void)crc;
     memcpy(out, texts[file].data, (size_t)seg->len);
+    return true;
 }
 
 static size_t chunk_of(const ckpt_out_tensor *t, int64_t rank, int64_t tp)
@@ -486,7 +487,7 @@ static ckpt_status put_part(writer *w, int64_t rank, int64_t part, size_t first,
         at += w->bytes[i];
     }
     ckpt_buf_putc(&head, '}');
-    while (head.len % 8 != 0)
+    while (!head.failed && head.len % 8 != 0)
         ckpt_buf_putc(&head, ' ');
     if (!head.failed)
         ckpt_put_u64(head.data, head.len - 8);

@@ -56,12 +56,13 @@ typedef struct writer {
     const ckpt_json *extras; /* user metadata, or NULL */
 } writer;
 
-static void copy_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
+static bool copy_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
                          uint8_t *out)
 {
     (void)file;
     (void)crc;
     memcpy(out, ((const literals *)sink->self)->items[seg->a].data, (size_t)seg->len);
+    return true;
 }
 
 static ckpt_status no_memory(ckpt_err *err)
@@ -300,7 +301,7 @@ static ckpt_status put_header(const writer *w, size_t first, size_t last, ckpt_b
         at = end;
     }
     ckpt_buf_putc(b, '}');
-    while (b->len % 8 != 0)
+    while (!b->failed && b->len % 8 != 0)
         ckpt_buf_putc(b, ' ');
     if (b->failed)
         return no_memory(err);

@@ -96,7 +96,7 @@ static void put_between(ckpt_buf *b, const archive *a, size_t i, uint64_t at)
     }
 }
 
-static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
+static bool write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
                           uint8_t *out)
 {
     const ckpt_pt_files *files = sink->self;
@@ -105,16 +105,16 @@ static void write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *
     (void)file;
     if (seg->b == LIT_TEXT) {
         memcpy(out, a->text, (size_t)seg->len);
-        return;
+        return true;
     }
     if (seg->b > 0 && a->size[seg->b - 1] > 0) /* an empty payload has no segment and no CRC */
         a->crc[seg->b - 1] = crc;
     put_between(&b, a, seg->b, seg->offset);
-    if (!b.failed && b.len == seg->len)
+    bool ok = !b.failed && b.len == seg->len;
+    if (ok)
         memcpy(out, b.data, b.len);
-    else /* out of memory: no archive rather than a wrong one */
-        memset(out, 0, (size_t)seg->len);
     ckpt_buf_release(&b);
+    return ok;
 }
 
 /* ---- planning a file ------------------------------------------------------------------------ */

@@ -8,22 +8,7 @@
 #define CKPT_SHA256_LEN 32
 #define CKPT_LEAF_BYTES ((uint64_t)1 << 20) /* Merkle leaf, bytes */
 
-typedef struct ckpt_sha256 {
-    void *evp;   /* EVP_MD_CTX */
-    bool failed; /* the provider refused an update; cleared by final */
-} ckpt_sha256;
-
-/* Incremental SHA-256. init may be called again after release. final resets for reuse. Should the
- * provider fail midway, final gives all zeros, which is no known message's digest. */
-ckpt_status ckpt_sha256_init(ckpt_sha256 *ctx, ckpt_err *err) CKPT_MUST_USE;
-void ckpt_sha256_update(ckpt_sha256 *ctx, const void *p, size_t n);
-void ckpt_sha256_final(ckpt_sha256 *ctx, uint8_t out[CKPT_SHA256_LEN]);
-void ckpt_sha256_release(ckpt_sha256 *ctx);
-
-/* Two independent incremental SHA-256 streams advanced together, for a file digest and its tensor
- * leaves in one pass. Plain values: copy them, drop them; no release. Results equal ckpt_sha256's
- * on every machine; available() says whether they run on the processor's SHA instructions (else
- * on OpenSSL's block function). */
+/* One incremental SHA-256. A plain value: copy it, drop it; nothing is allocated and nothing fails. */
 typedef struct ckpt_sha256_stream {
     uint32_t h[8];
     uint8_t block[64]; /* the first `fill` bytes wait for a whole block */
@@ -31,6 +16,20 @@ typedef struct ckpt_sha256_stream {
     uint64_t total; /* bytes so far */
 } ckpt_sha256_stream;
 
+typedef struct ckpt_sha256 {
+    ckpt_sha256_stream s;
+} ckpt_sha256;
+
+/* The same with an interface that could fail. init may be called again after release. final resets
+ * for reuse. */
+ckpt_status ckpt_sha256_init(ckpt_sha256 *ctx, ckpt_err *err) CKPT_MUST_USE;
+void ckpt_sha256_update(ckpt_sha256 *ctx, const void *p, size_t n);
+void ckpt_sha256_final(ckpt_sha256 *ctx, uint8_t out[CKPT_SHA256_LEN]);
+void ckpt_sha256_release(ckpt_sha256 *ctx);
+
+/* Streams can be advanced together, two or sixteen at a time, for a file digest and its tensor
+ * leaves in one pass. available() says whether they run on the processor's SHA instructions (else
+ * on OpenSSL's block function). */
 bool ckpt_sha256_stream_available(void);
 void ckpt_sha256_stream_init(ckpt_sha256_stream *s);
 /* Append pa[na] to a and pb[nb] to b, interleaved while both have whole blocks. b may be NULL if

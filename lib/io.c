@@ -138,7 +138,7 @@ done:
 bool ckpt_exists(const char *path)
 {
     struct stat st;
-    return stat(path, &st) == 0;
+    return stat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 bool ckpt_is_dir(const char *path)
@@ -298,7 +298,7 @@ void ckpt_remove_tree(const char *path)
 /* ---- commit --------------------------------------------------------------------------------- */
 
 /* Some file systems have no fsync for directories or read-only parts and say EINVAL. */
-static int sync_fd(int fd)
+int ckpt_sync_fd(int fd)
 {
     int r;
     do
@@ -319,7 +319,7 @@ static ckpt_status sync_dir(int at, const char *name, int depth, ckpt_err *err)
     while (status == CKPT_OK && (errno = 0, e = readdir(dir)) != NULL)
         if (!is_dots(e->d_name))
             status = sync_entry(dirfd(dir), e->d_name, depth + 1, err);
-    if (status == CKPT_OK && (errno != 0 || sync_fd(dirfd(dir)) != 0))
+    if (status == CKPT_OK && (errno != 0 || ckpt_sync_fd(dirfd(dir)) != 0))
         status = ckpt_fail_errno(err, errno, "fsync of %s", name);
     closedir(dir);
     return status;
@@ -340,7 +340,7 @@ static ckpt_status sync_entry(int at, const char *name, int depth, ckpt_err *err
     int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return ckpt_fail_errno(err, errno, "%s", name);
-    if (sync_fd(fd) != 0)
+    if (ckpt_sync_fd(fd) != 0)
         status = ckpt_fail_errno(err, errno, "fsync of %s", name);
     close(fd);
     return status;
@@ -371,7 +371,7 @@ static ckpt_status sync_parent(const char *path, ckpt_err *err)
     if (parent == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "%s: out of memory", path);
     int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || sync_fd(fd) != 0)
+    if (fd < 0 || ckpt_sync_fd(fd) != 0)
         status = ckpt_fail_errno(err, errno, "fsync of %s", parent);
     if (fd >= 0)
         close(fd);
@@ -471,6 +471,30 @@ done:
     return status;
 }
 
+bool ckpt_commit_is_live(const char *temp_path)
+{
+    const char *pid = strstr(ckpt_basename(temp_path), ".ckpt-tmp.");
+    long n = pid != NULL ? strtol(pid + sizeof ".ckpt-tmp." - 1, NULL, 10) : 0;
+    return n > 0 && n <= INT32_MAX && n != (long)getpid() &&
+           (kill((pid_t)n, 0) == 0 || errno != ESRCH);
+}
+
+ckpt_status ckpt_commit_rivals(const ckpt_commit *commit, ckpt_arena *arena, const char **dead,
+                               ckpt_err *err)
+{
+    char **paths;
+    size_t n;
+    ckpt_status status = ckpt_commit_leftovers(commit, arena, &paths, &n, err);
+    *dead = NULL;
+    for (size_t i = 0; status == CKPT_OK && i < n; i++) {
+        if (ckpt_commit_is_live(paths[i]))
+            status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: another run is writing it, in %s",
+                               commit->final_path, paths[i]);
+        *dead = paths[i];
+    }
+    return status;
+}
+
 void ckpt_commit_keep(ckpt_commit *commit)
 {
     commit->active = false;
@@ -535,7 +559,7 @@ static ckpt_status write_file(const char *path, const void *p, size_t n, ckpt_er
     if (fd < 0)
         return ckpt_fail_errno(err, errno, "%s", path);
     CKPT_TRY(ckpt_pwrite_full(fd, p, n, 0, err), "%s", path);
-    if (sync_fd(fd) != 0)
+    if (ckpt_sync_fd(fd) != 0)
         status = ckpt_fail_errno(err, errno, "fsync of %s", path);
 done:
     if (close(fd) != 0 && status == CKPT_OK)
@@ -652,7 +676,7 @@ ckpt_status ckpt_commit_finish(ckpt_commit *commit, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_INTERNAL, "commit of an output that is not open");
     CKPT_TRY(sync_entry(AT_FDCWD, commit->temp_path, 0, err), "%s", commit->final_path);
     CKPT_CHECK(ckpt_check_interrupted(err));
-    if (commit->scratch != NULL && unlink(commit->scratch) != 0) {
+    if (commit->scratch != NULL && unlink(commit->scratch) != 0 && errno != ENOENT) {
         status = ckpt_fail_errno(err, errno, "%s", commit->scratch);
         goto done;
     }

@@ -25,6 +25,11 @@ ckpt_status ckpt_pwrite_full(int fd, const void *buf, size_t n, uint64_t offset,
 ckpt_status ckpt_read_file(const char *path, uint64_t limit, ckpt_buf *out,
                            ckpt_err *err) CKPT_MUST_USE;
 
+/* fsync, again after EINTR. 0, or -1 with errno; file systems without it (EINVAL) count as done. */
+int ckpt_sync_fd(int fd);
+
+/* False only if there is nothing: a path that cannot be looked at exists, and opening it says why
+ * not. */
 bool ckpt_exists(const char *path);
 bool ckpt_is_dir(const char *path);
 /* Names in a directory except "." and "..", sorted bytewise, in the arena. */
@@ -39,10 +44,9 @@ bool ckpt_name_is_safe(const char *name, bool allow_slash);
 
 /* An output being built beside its final place. */
 typedef struct ckpt_commit {
-    char *final_path; /* as named by the user, without trailing slashes */
-    char *temp_path;  /* sibling: .NAME.ckpt-tmp.PID */
-    const char
-        *scratch; /* borrowed: a file below temp_path that is removed just before the rename */
+    char *final_path;    /* as named by the user, without trailing slashes */
+    char *temp_path;     /* sibling: .NAME.ckpt-tmp.PID */
+    const char *scratch; /* borrowed: a file that is removed just before the rename, or NULL */
     bool is_dir, force, active;
 } ckpt_commit;
 
@@ -62,6 +66,13 @@ ckpt_status ckpt_commit_finish(ckpt_commit *commit, ckpt_err *err) CKPT_MUST_USE
 /* Sibling directories that other runs for the same final path made or are making, in the arena. */
 ckpt_status ckpt_commit_leftovers(const ckpt_commit *commit, ckpt_arena *arena, char ***dirs,
                                   size_t *n, ckpt_err *err) CKPT_MUST_USE;
+/* Refuse (CKPT_E_UNSUPPORTED) if a live process is making the same output; *dead names the file or
+ * directory that one which is gone has left, in the arena, or is NULL. For single files: those of
+ * directories have a journal, which is locked (journal.h). */
+ckpt_status ckpt_commit_rivals(const ckpt_commit *commit, ckpt_arena *arena, const char **dead,
+                               ckpt_err *err) CKPT_MUST_USE;
+/* The process that the name of a temporary tells, if it is another one and runs. */
+bool ckpt_commit_is_live(const char *temp_path);
 /* Leave the temporary output where it is, for a later run to continue. */
 void ckpt_commit_keep(ckpt_commit *commit);
 /* Remove the temporary output and release; safe at any time, also after finish, and on a zeroed

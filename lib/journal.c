@@ -110,9 +110,10 @@ static ckpt_status put_files(ckpt_sha256 *sha, const ckpt_sink *sink, ckpt_err *
             if (s->kind != CKPT_SEG_LITERAL)
                 continue;
             uint8_t *bytes = malloc((size_t)s->len + 1);
-            if (bytes == NULL)
+            if (bytes == NULL || !sink->literal(sink, (uint32_t)f, s, 0, bytes)) {
+                free(bytes);
                 return no_memory(err);
-            sink->literal(sink, (uint32_t)f, s, 0, bytes);
+            }
             ckpt_sha256_update(sha, bytes, (size_t)s->len);
             free(bytes);
         }
@@ -238,7 +239,7 @@ static ckpt_status append(ckpt_journal *j, const ckpt_buf *text, ckpt_err *err)
             return ckpt_fail_errno(err, errno, "%s", j->path);
         at += (size_t)n;
     }
-    return fdatasync(j->fd) == 0 ? CKPT_OK : ckpt_fail_errno(err, errno, "%s: fsync", j->path);
+    return ckpt_sync_fd(j->fd) == 0 ? CKPT_OK : ckpt_fail_errno(err, errno, "%s: fsync", j->path);
 }
 
 ckpt_status ckpt_journal_done(ckpt_journal *j, size_t index, const ckpt_journal_entry *entry,
@@ -427,15 +428,9 @@ static bool is_ours(const char *dir)
     return lstat(dir, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid();
 }
 
-/* No journal: killed before it was written or after it was removed. The name tells whose it was. */
-static bool is_orphan(const char *dir)
-{
-    const char *pid = strstr(ckpt_basename(dir), ".ckpt-tmp.");
-    long n = pid != NULL ? strtol(pid + sizeof ".ckpt-tmp." - 1, NULL, 10) : 0;
-    return n > 0 && n <= INT32_MAX && kill((pid_t)n, 0) != 0 && errno == ESRCH;
-}
-
-/* The journal's text if nobody holds it; *fd is then locked, else -1. */
+/* The journal's text if nobody holds it; *fd is then locked, else -1. *orphan: no journal, killed
+ * before it was written or after it was removed. A run that lives is a rival for the same output,
+ * and refused: CKPT_E_UNSUPPORTED. */
 static ckpt_status open_leftover(const char *dir, ckpt_arena *arena, int *fd, bool *orphan,
                                  ckpt_buf *text, ckpt_err *err)
 {
@@ -444,14 +439,17 @@ static ckpt_status open_leftover(const char *dir, ckpt_arena *arena, int *fd, bo
     if (path == NULL)
         return no_memory(err);
     int f = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    *orphan = f < 0 && errno == ENOENT && is_orphan(dir);
-    if (f < 0)
-        return CKPT_OK;
-    if (flock(f, LOCK_EX | LOCK_NB) != 0 || ckpt_read_file(path, JOURNAL_MAX, text, err) != CKPT_OK)
-        close(f);
-    else
+    bool missing = f < 0 && errno == ENOENT, live = missing && ckpt_commit_is_live(dir);
+    *orphan = missing && !live;
+    if (f >= 0 && flock(f, LOCK_EX | LOCK_NB) != 0)
+        live = errno == EWOULDBLOCK;
+    else if (f >= 0 && ckpt_read_file(path, JOURNAL_MAX, text, NULL) == CKPT_OK)
         *fd = f;
-    return CKPT_OK;
+    if (f >= 0 && *fd < 0)
+        close(f);
+    return live ? ckpt_fail(err, CKPT_E_UNSUPPORTED, "another run is writing this output, in %s",
+                            dir)
+                : CKPT_OK;
 }
 
 static bool same_plan(const ckpt_journal *j, const ckpt_buf *text)
@@ -475,7 +473,7 @@ static ckpt_status look_at(ckpt_journal *j, const char *dir, const ckpt_commit *
     if (orphan && (!resume || rmdir(dir) != 0)) /* an empty one is no loss */
         status = note(j, err, "%s was left by an interrupted run: remove it by hand", dir);
     if (l.fd < 0)
-        goto done; /* in use */
+        goto done;
     if (!same_plan(j, &text))
         status = note(j, err,
                       "%s was left by an interrupted run with other options or another source: "

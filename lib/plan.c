@@ -653,6 +653,10 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
                       .layout = opts->layout != NULL ? opts->layout : model->layout};
     p.same_layout = p.layout == model->layout;
     plan->canon_config = ckpt_json_dup(model->config);
+    if (plan->canon_config == NULL && model->config != NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        goto done;
+    }
     if (p.layout != NULL && model->layout == NULL) {
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
                            "the source is of no known family, so it cannot become layout %s",

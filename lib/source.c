@@ -113,19 +113,27 @@ ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char 
     void *table = src->files;
     if (src->n_files >= UINT32_MAX)
         return ckpt_fail(err, CKPT_E_FORMAT, "%s: more than 2^32 files", path);
+    struct stat st;
     if (open_it) {
         uint8_t head[HEAD_BYTES];
         CKPT_CHECK(open_data(path, &file.fd, &file.size, err));
+        if (fstat(file.fd, &st) != 0) {
+            status = ckpt_fail_errno(err, errno, "%s", path);
+            goto done;
+        }
         size_t n = file.size < sizeof head ? (size_t)file.size : sizeof head;
         CKPT_TRY(ckpt_pread_full(file.fd, head, n, 0, err), "%s", path);
         CKPT_TRY(ckpt_refuse_stand_in(head, n, file.size, err), "%s", path);
     } else {
-        struct stat st;
         if (stat(path, &st) != 0)
             return ckpt_fail_errno(err, errno, "%s", path);
         file.size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
     }
     file.is_data = open_it;
+    file.dev = st.st_dev;
+    file.ino = st.st_ino;
+    file.mtime_s = st.st_mtim.tv_sec;
+    file.mtime_ns = st.st_mtim.tv_nsec;
     file.name = ckpt_arena_strdup(&src->arena, name);
     file.path = ckpt_arena_strdup(&src->arena, path);
     if (file.name == NULL || file.path == NULL ||
@@ -143,6 +151,39 @@ done:
     if (file.fd >= 0)
         close(file.fd);
     return status;
+}
+
+/* The name must still lead to the same file; a directory counts by its identity alone. */
+static ckpt_status file_unchanged(const ckpt_file *f, ckpt_err *err)
+{
+    struct stat st;
+    if (f->ino == 0)
+        return CKPT_OK;
+    if (stat(f->path, &st) != 0)
+        return ckpt_fail_errno(err, errno, "%s: changed while it was being read", f->path);
+    if (st.st_dev != f->dev || st.st_ino != f->ino)
+        return ckpt_fail(err, CKPT_E_IO, "%s: changed while it was being read: another file now",
+                         f->path);
+    if (S_ISREG(st.st_mode) && (uint64_t)st.st_size != f->size)
+        return ckpt_fail(err, CKPT_E_IO,
+                         "%s: changed while it was being read: expected %" PRIu64
+                         " bytes, found %lld",
+                         f->path, f->size, (long long)st.st_size);
+    if (S_ISREG(st.st_mode) &&
+        (st.st_mtim.tv_sec != f->mtime_s || st.st_mtim.tv_nsec != f->mtime_ns))
+        return ckpt_fail(err, CKPT_E_IO, "%s: changed while it was being read: written to",
+                         f->path);
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_source_unchanged(const ckpt_source *src, ckpt_err *err)
+{
+    for (size_t i = 0; i < ckpt_source_n_real(src); i++) {
+        ckpt_status status = file_unchanged(&src->files[i], err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
 }
 
 ckpt_status ckpt_source_warn(ckpt_source *src, ckpt_err *err, const char *fmt, ...)

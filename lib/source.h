@@ -25,6 +25,9 @@ typedef struct ckpt_file {
     uint64_t size;
     int fd;       /* open for reading, or -1 for a file that is only listed */
     bool is_data; /* holds tensor or object payload */
+    /* What it was when it was added, for ckpt_source_unchanged; ino 0: unknown. */
+    uint64_t dev, ino;
+    int64_t mtime_s, mtime_ns;
 } ckpt_file;
 
 /* One rectangular piece of a stored tensor. Arrays have the tensor's rank. */
@@ -213,8 +216,9 @@ typedef struct ckpt_sink {
     const char *manifest_dir; /* where ckpt.manifest.json goes, relative; "" = top */
     /* Produce the whole of a literal segment (seg->len bytes). crc: CRC-32 of the payload segment
      * just before it in the same file, 0 if none. Repeatable; called for the literals of one file in
-     * file order (a zip directory lists the CRCs that passed by), files independently. */
-    void (*literal)(const struct ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
+     * file order (a zip directory lists the CRCs that passed by), files independently.
+     * False: out of memory. */
+    bool (*literal)(const struct ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
                     uint8_t *out);
     void *self; /* in the arena */
 } ckpt_sink;
@@ -295,6 +299,10 @@ const ckpt_container *ckpt_container_find(const char *name);
 ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open_opts *opts,
                              ckpt_err *err) CKPT_MUST_USE;
 void ckpt_source_close(ckpt_source *src);
+
+/* Every file still is what it was when the source was opened: identity, size, time of change. To be
+ * called after the last read. Errors: CKPT_E_IO naming the file. */
+ckpt_status ckpt_source_unchanged(const ckpt_source *src, ckpt_err *err) CKPT_MUST_USE;
 
 /* source.c: helpers for containers and users. */
 /* Append to the source's tables, which only these two functions may grow. With open_it the file

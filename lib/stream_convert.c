@@ -182,17 +182,19 @@ static ckpt_status emit_literal(const convert_job *c, uint32_t f, const ckpt_seg
 {
     const ckpt_sink *sink = &c->plan->sink;
     if (a == seg->offset && b == seg->offset + seg->len) {
-        sink->literal(sink, f, seg, crc, out);
-        return CKPT_OK;
+        if (sink->literal(sink, f, seg, crc, out))
+            return CKPT_OK;
+    } else {
+        uint8_t *whole = malloc((size_t)seg->len);
+        bool made = whole != NULL && sink->literal(sink, f, seg, crc, whole);
+        if (made)
+            memcpy(out, whole + (a - seg->offset), (size_t)(b - a));
+        free(whole);
+        if (made)
+            return CKPT_OK;
     }
-    uint8_t *whole = malloc((size_t)seg->len);
-    if (whole == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %llu bytes of header",
-                         (unsigned long long)seg->len);
-    sink->literal(sink, f, seg, crc, whole);
-    memcpy(out, whole + (a - seg->offset), (size_t)(b - a));
-    free(whole);
-    return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %llu bytes of header",
+                     (unsigned long long)seg->len);
 }
 
 /* In file order: checksums, literals, the digest of what is no tensor. */
@@ -238,7 +240,7 @@ static ckpt_status finish_file(convert_job *c, uint32_t f, ckpt_err *err)
 {
     out_file *of = &c->files[f];
     ckpt_status status = CKPT_OK;
-    if (fsync(of->fd) != 0)
+    if (ckpt_sync_fd(of->fd) != 0)
         status = ckpt_fail_errno(err, errno, "%s: fsync", of->path);
     if (of->direct_fd >= 0)
         close(of->direct_fd);
@@ -375,7 +377,7 @@ static ckpt_status open_file(out_file *of, const ckpt_out_file *file, const char
     if (file->size >= DIRECT_MIN)
         of->direct_fd = open(path, O_WRONLY | O_DIRECT | O_CLOEXEC);
     if (file->size == 0) { /* no piece will come by */
-        if (fsync(of->fd) != 0)
+        if (ckpt_sync_fd(of->fd) != 0)
             return ckpt_fail_errno(err, errno, "%s: fsync", path);
         close(of->fd);
         of->fd = -1;

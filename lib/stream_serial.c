@@ -264,7 +264,7 @@ ckpt_status ckpt_stream_seal(ckpt_plan *plan, const char *path, const char *mani
              ckpt_basename(path));
     ckpt_file_hash *file = &out->files[0];
     CKPT_CHECK(ckpt_open_read(path, &fd, &file->size, err));
-    if (fsync(fd) != 0) {
+    if (ckpt_sync_fd(fd) != 0) {
         status = ckpt_fail_errno(err, errno, "%s: fsync", path);
         goto done;
     }

@@ -309,7 +309,7 @@ static inline void execute(const ckpt_out *out, const ckpt_sink *sink, const cha
             uint8_t *p = bytes + at;
             at += s->len;
             if (s->kind == CKPT_SEG_LITERAL) {
-                sink->literal(sink, f, s, crc, p);
+                ck_assert(sink->literal(sink, f, s, crc, p));
                 continue;
             }
             if (s->kind == CKPT_SEG_CHUNK) {

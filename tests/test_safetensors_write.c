@@ -66,7 +66,7 @@ static uint8_t *render(copy *c, uint32_t file)
         const ckpt_seg *seg = &f->segs[i];
         ck_assert_uint_eq(seg->offset, at);
         if (seg->kind == CKPT_SEG_LITERAL) {
-            c->sink.literal(&c->sink, file, seg, 0, bytes + at);
+            ck_assert(c->sink.literal(&c->sink, file, seg, 0, bytes + at));
         } else {
             const ckpt_out_tensor *t = &c->out.tensors[seg->a];
             const ckpt_tensor *from = tensor(&c->src, t->name);
@@ -214,7 +214,7 @@ static char *literal_text(const synthetic *s, uint32_t file)
     const ckpt_seg *seg = &s->sink.files[file].segs[0];
     char *text = calloc(1, seg->len + 1);
     ck_assert_int_eq(seg->kind, CKPT_SEG_LITERAL);
-    s->sink.literal(&s->sink, file, seg, 0, (uint8_t *)text);
+    ck_assert(s->sink.literal(&s->sink, file, seg, 0, (uint8_t *)text));
     return text;
 }
 

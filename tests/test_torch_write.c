@@ -180,7 +180,7 @@ static ckpt_status read_planned(ckpt_source *src, uint32_t file, void *buf, size
         if (s->kind != CKPT_SEG_LITERAL)
             continue;
         uint8_t *whole = malloc((size_t)s->len);
-        t->sink.literal(&t->sink, 0, s, (uint32_t)(1000 + i), whole);
+        ck_assert(t->sink.literal(&t->sink, 0, s, (uint32_t)(1000 + i), whole));
         if (lo < hi)
             memcpy((uint8_t *)buf + (lo - offset), whole + (lo - s->offset), (size_t)(hi - lo));
         free(whole);

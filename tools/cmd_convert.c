@@ -560,7 +560,7 @@ static ckpt_status publish(conversion *c, ckpt_err *err)
         path = ckpt_arena_printf(&c->tool->arena, "%s%s", c->dst_path, CKPT_MANIFEST_SUFFIX);
         if (path == NULL)
             return ckpt_tool_no_memory(err);
-        (void)unlink(path);
+        c->commit.scratch = path;
         CKPT_CHECK(ckpt_commit_finish(&c->commit, err));
         CKPT_CHECK(ckpt_tool_write_file(path, c->text.data, c->text.len, err));
         goto done;
@@ -590,6 +590,8 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
         ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force, err));
     if (c->journal.active)
         CKPT_CHECK(ckpt_convert_journal(c->tool, &c->journal, &c->commit, c->o->resume, err));
+    else
+        CKPT_CHECK(ckpt_convert_alone(c->tool, &c->commit, err));
     ckpt_bar_start(&bar, "convert", c->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
     opts.journal = c->journal.active ? &c->journal : NULL;
@@ -603,6 +605,7 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     CKPT_CHECK(fill_manifest(c, err));
     CKPT_CHECK(write_sidecars(c, err));
     CKPT_CHECK(check_written(c, err));
+    CKPT_CHECK(ckpt_source_unchanged(&c->src, err));
     CKPT_CHECK(ckpt_check_interrupted(err));
     CKPT_CHECK(publish(c, err));
     c->seconds = ckpt_seconds_since(&start);

@@ -491,6 +491,7 @@ static ckpt_status verify(verification *v, ckpt_err *err)
         CKPT_CHECK(ckpt_verify_values(v, err));
     if (v->o->forward)
         CKPT_CHECK(ckpt_verify_forward(v, err));
+    CKPT_CHECK(ckpt_source_unchanged(&v->src, err));
     if (v->o->write && v->problems.n > 0 && !v->o->force)
         ckpt_verify_problem(v, "manifest not written; --force replaces it");
     else if (v->o->write)

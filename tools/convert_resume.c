@@ -38,6 +38,15 @@ ckpt_status ckpt_convert_journal(ckpt_tool *tool, ckpt_journal *j, ckpt_commit *
     return status;
 }
 
+ckpt_status ckpt_convert_alone(ckpt_tool *tool, const ckpt_commit *commit, ckpt_err *err)
+{
+    const char *dead;
+    ckpt_status status = ckpt_commit_rivals(commit, &tool->arena, &dead, err);
+    if (status == CKPT_OK && dead != NULL)
+        ckpt_tool_note(tool, "note: %s was left by an interrupted run: remove it by hand", dead);
+    return status;
+}
+
 void ckpt_convert_keep(ckpt_tool *tool, const ckpt_journal *j, ckpt_commit *commit,
                        ckpt_status status)
 {

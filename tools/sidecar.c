@@ -1,5 +1,6 @@
 #include "sidecar.h"
 
+#include <errno.h>
 #include <fnmatch.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -70,7 +71,13 @@ static ckpt_status collect_dir(ckpt_sidecars *list, const char *dir, bool all, c
             return no_memory(err);
         if ((!all && !is_known(names[i], &tokenizer)) || !ckpt_name_is_safe(names[i], false))
             continue;
-        if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > COPY_LIMIT)
+        if (stat(path, &st) != 0) {
+            if (errno == ENOENT) /* a dangling link, or removed since */
+                continue;
+            status = ckpt_fail_errno(err, errno, "%s", path);
+            goto done;
+        }
+        if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size > COPY_LIMIT)
             continue;
         CKPT_CHECK(push(
             list, (ckpt_sidecar){.name = names[i], .path = path, .tokenizer = tokenizer}, err));

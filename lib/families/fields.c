@@ -422,14 +422,17 @@ done:
 
 /* Canonical reading of the earlier configuration, or none when it is of another dialect or says
  * something unsupported: then every field is written anew and check_back decides. */
-static ckpt_json *read_earlier(const ckpt_dialect *d, const ckpt_json *foreign)
+static ckpt_status read_earlier(const ckpt_dialect *d, const ckpt_json *foreign, ckpt_json **out,
+                                ckpt_err *err)
 {
     ckpt_json *was = ckpt_json_new_object();
-    if (was != NULL && ckpt_dialect_read(d, foreign, was, NULL) != CKPT_OK) {
+    ckpt_status status = was != NULL ? ckpt_dialect_read(d, foreign, was, NULL) : CKPT_E_NOMEM;
+    if (status != CKPT_OK) {
         ckpt_json_free(was);
         was = NULL;
     }
-    return was;
+    *out = was;
+    return status == CKPT_E_NOMEM ? no_memory(err) : CKPT_OK;
 }
 
 /* An earlier configuration may name depths of multi-token prediction whose tensors were never stored
@@ -479,7 +482,8 @@ ckpt_status ckpt_dialect_write(const ckpt_dialect *d, const ckpt_json *canon,
         CKPT_CHECK(ckpt_fail(err, CKPT_E_USAGE, "parallel sizes must be at least 1"));
     if (ckpt_json_is_object(foreign) && d->claims(foreign) > 0) {
         w.foreign = foreign;
-        w.was = was = read_earlier(d, foreign);
+        CKPT_CHECK(read_earlier(d, foreign, &was, err));
+        w.was = was;
         CKPT_CHECK(keep_depths(canon, was, &longer, err));
         w.canon = canon = longer != NULL ? longer : canon;
     }

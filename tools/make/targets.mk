@@ -39,15 +39,23 @@ $(BUILD)/property: $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $(PROP_OBJ) $(GEN_LIB) $(BUILD)/libckpt.a $(LDLIBS)
 
+# Always without a sanitizer: the shim replaces malloc.
+$(BUILD)/faultshim.so: tests/fault/shim.c $(BUILD)/flags
+	$(call say,LD,$@)
+	$(Q)$(CC) -std=gnu17 -O2 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -o $@ $< -ldl
+$(BUILD)/sweep: tests/fault/sweep.c $(BUILD)/flags
+	$(call say,LD,$@)
+	$(Q)$(CC) -std=gnu17 -O2 -g -Wall -Wextra -o $@ $<
+
 # make all-tests       compile every test program without running one
 .PHONY: all-tests
 all-tests: $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(BUILD)/gen $(BUILD)/stcmp $(BUILD)/engbench
 
 # ---- checks -----------------------------------------------------------------------------------
 
-.PHONY: check check-cli check-property check-peers demo bench
+.PHONY: check check-cli check-property check-fault check-peers demo bench
 # make check           every test that needs no Python peer; installs missing packages first
-check: check-unit check-cli check-property
+check: check-unit check-cli check-property check-fault
 
 # make check-cli       command-line tests (tests/cli)
 check-cli: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/stcmp
@@ -56,6 +64,10 @@ check-cli: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/stcmp
 # make check-property  random models: mesh A -> mesh B -> A over all containers (SEEDS=n)
 check-property: $(BUILD)/property
 	$(Q)$(BUILD)/property --seeds $(SEEDS) --threads $(JOBS)
+
+# make check-fault     failing calls, SIGKILL, power loss, no memory (STRIDE=1: at every call)
+check-fault: $(BUILD)/ckpt $(BUILD)/faultshim.so $(BUILD)/sweep
+	$(Q)CKPT=$(CKPT) SWEEP=$(BUILD)/sweep SHIM=$(BUILD)/faultshim.so tests/fault/run.sh
 
 # make check-peers     what we write, loaded by PyTorch, Megatron-Core, transformers, safetensors
 check-peers: $(BUILD)/ckpt

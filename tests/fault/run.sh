@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Faults of the C library, SIGKILL and power loss at every call of convert and verify --write, for
+# every container (sweep.c, shim.c). CKPT, SWEEP and SHIM name the programs and the library.
+#
+#   tests/fault/run.sh [NAME-PATTERN]   a sample: every STRIDE-th call (default 20), from PHASE on
+#   STRIDE=1 tests/fault/run.sh         all of them, tens of minutes
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+ckpt=$(realpath "${CKPT:-build/ckpt}")
+sweep=$(realpath "${SWEEP:-build/sweep}")
+shim=$(realpath "${SHIM:-build/faultshim.so}")
+fixtures=$(realpath fixtures)
+pattern=${1:-*}
+stride=${STRIDE:-20}
+phase=${PHASE:-0}
+export SOURCE_DATE_EPOCH=1700000000 OPENBLAS_NUM_THREADS=1 NO_COLOR=1 LC_ALL=C
+base=$(mktemp -d "${TMPDIR:-/tmp}/ckpt-fault.XXXXXX")
+trap 'chmod -R u+w "$base"; rm -rf "$base"' EXIT
+passed=0
+failed=0
+
+# t NAME STRIDE-FACTOR SWEEP-OPTIONS... -- ARGUMENTS-OF-CKPT...: in a directory with `src` in it.
+t() {
+    local name=$1 every=$(($2 * stride)) opts=()
+    shift 2
+    # shellcheck disable=SC2254 # a pattern is meant
+    case $name in
+    $pattern) ;;
+    *) return 0 ;;
+    esac
+    [ "$stride" -gt 1 ] || every=1
+    while [ "$1" != -- ]; do
+        opts+=("$1")
+        shift
+    done
+    shift
+    printf '%s: ' "$name"
+    if (cd "$work" && "$sweep" --shim "$shim" --stride "$every" --phase $((phase % every)) \
+        "${opts[@]}" -- "$ckpt" "$@" --threads 1); then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+    fi
+}
+source_is() { # PATH: what `src` is from here on
+    work=$(mktemp -d "$base/work.XXXXXX")
+    cp -rL "$1" "$work/src"
+    chmod -R u+w "$work"
+}
+convert() { # CONTAINER OUTPUT: every kind of fault, without and with something to replace
+    local to=$1 out=$2
+    rm -rf "$work/old" "$work"/old.*
+    t "$to-io" 1 --source src --output "$out" -- convert src "$out" --to "$to"
+    t "$to-sticky" 4 --source src --output "$out" --sticky --kinds eio,enospc -- \
+        convert src "$out" --to "$to"
+    t "$to-kill" 1 --source src --output "$out" --mode kill --resume -- \
+        convert src "$out" --to "$to" --resume
+    for lose in data entries rename; do
+        t "$to-power-$lose" 2 --source src --output "$out" --mode power --lose "$lose" -- \
+            convert src "$out" --to "$to"
+    done
+    cp -r "$work/src" "$work/old"
+    echo other >"$work/old/note.txt"
+    t "$to-replace-io" 4 --source src --output "$out" --old old -- \
+        convert src "$out" --to "$to" --force
+    t "$to-replace-power" 4 --source src --output "$out" --old old --mode power --lose rename -- \
+        convert src "$out" --to "$to" --force
+}
+memory() { # CONTAINER OUTPUT
+    t "$1-oom" 1 --source src --output "$2" --mode oom --skip libcrypto -- \
+        convert src "$2" --to "$1"
+}
+
+source_is "$fixtures/hf/llama_tiny_tied"
+for to in safetensors torch_dist torch; do
+    convert $to out
+    memory $to out
+done
+t hdf5-io 1 --source src --output out.h5 -- convert src out.h5 --to hdf5
+t hdf5-kill 2 --source src --output out.h5 --mode kill -- convert src out.h5 --to hdf5
+t hdf5-power 2 --source src --output out.h5 --mode power -- convert src out.h5 --to hdf5
+t single-io 1 --source src --output out.safetensors -- convert src out.safetensors
+t single-power 2 --source src --output out.safetensors --mode power -- convert src out.safetensors
+t verify-write 1 --source src --output src/ckpt.manifest.json -- verify src --write
+t verify-write-oom 1 --source src --output src/ckpt.manifest.json --mode oom --skip libcrypto -- \
+    verify src --write
+t verify-write-power 2 --source src --output src/ckpt.manifest.json --mode power -- \
+    verify src --write
+
+source_is "$fixtures/mcore/mp_gpt_tp2_pp2"
+t mp_rank-io 1 --source src --output out -- convert src out --to mp_rank --optimizer drop
+t mp_rank-oom 1 --source src --output out --mode oom --skip libcrypto -- \
+    convert src out --to mp_rank --optimizer drop
+t mp_rank-kill 2 --source src --output out --mode kill --resume -- \
+    convert src out --to mp_rank --optimizer drop --resume
+t mp_rank-power 2 --source src --output out --mode power --lose entries -- \
+    convert src out --to mp_rank --optimizer drop
+
+echo "faults: $passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
