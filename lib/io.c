@@ -683,9 +683,13 @@ ckpt_status ckpt_commit_finish(ckpt_commit *commit, ckpt_err *err)
     CKPT_CHECK(put_in_place(commit, &replaced, err));
     commit->active = false;
     status = sync_parent(commit->final_path, err);
-    if (status == CKPT_OK && replaced)
+    if (status == CKPT_OK && replaced) {
         ckpt_remove_tree(commit->temp_path);
-    else if (replaced)
+        if (ckpt_exists(commit->temp_path))
+            status = ckpt_fail(err, CKPT_E_IO,
+                               "%s: written, but the previous version cannot be removed: %s",
+                               commit->final_path, commit->temp_path);
+    } else if (replaced)
         ckpt_err_frame(err, "%s: written, previous version kept as %s", commit->final_path,
                        commit->temp_path);
 done:
