@@ -1,4 +1,5 @@
 /* The program: the command table, global options, signals, and the one error line. */
+#include "ranks.h"
 #include "tool.h"
 
 #include <errno.h>
@@ -298,8 +299,12 @@ static int finish(ckpt_tool *tool, ckpt_status status, ckpt_err *err)
     if (tool->g.json && !tool->g.help)
         end_json(tool, status, err);
     status = flush_stdout(status, err);
-    if (status != CKPT_OK && err->text[0] != '\0')
+    bool failed = status != CKPT_OK && err->text[0] != '\0';
+    if (failed) {
+        ckpt_ranks_before_error(tool);
         fprintf(stderr, "ckpt: %s: %s\n", tool->command->name, err->text);
+    }
+    ckpt_ranks_leave(tool, failed, ckpt_exit_code(status));
     ckpt_strings_release(&tool->operands);
     ckpt_buf_release(&tool->json.buf);
     ckpt_arena_free(&tool->arena);

@@ -193,7 +193,7 @@ static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
     size_t n = 0;
     ckpt_status status = CKPT_OK;
     ckpt_saver *s = &run->saver;
-    if (o->save == NULL)
+    if (o->save == NULL || !ckpt_ranks_lead(run->ranks))
         return CKPT_OK;
     *s = (ckpt_saver){.tool = run->tool,
                       .base = &run->base,
@@ -218,9 +218,9 @@ done:
 
 /* ---- the loop --------------------------------------------------------------------------------- */
 
-static void copy_tensors(void *self, const ckpt_snapshot *s)
+static ckpt_status copy_tensors(void *self, const ckpt_snapshot *s, ckpt_err *err)
 {
-    ckpt_trainer_copy(&((ckpt_train_run *)self)->trainer, s);
+    return ckpt_trainer_copy(&((ckpt_train_run *)self)->trainer, s->tensors, s->n, s->data, err);
 }
 
 /* Report what the saver has finished. */
@@ -250,6 +250,11 @@ static ckpt_status save(ckpt_train_run *run, double *stall, ckpt_err *err)
     size_t n = 0;
     double seconds = 0;
     CKPT_CHECK(ckpt_trainer_tensors(&run->trainer, &list, &n, err));
+    if (!ckpt_ranks_lead(run->ranks)) {
+        status = ckpt_trainer_copy(&run->trainer, list, n, NULL, err);
+        run->saved_step = run->trainer.state.step;
+        goto done;
+    }
     if (run->data != NULL) {
         CKPT_CHECK(ckpt_train_describe(run, &training, &common, &args, err));
     } else if (run->stored != NULL) { /* nothing was trained: it is what it was */
@@ -279,11 +284,14 @@ static ckpt_status save_last(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     double stall;
-    if (!run->saving)
+    if (run->o->save == NULL)
         return CKPT_OK;
     ckpt_saver_drain(&run->saver);
     take_events(run);
-    if (run->saved_step != run->trainer.state.step || run->failed != NULL)
+    bool again = run->saved_step != run->trainer.state.step || run->failed != NULL;
+    if (run->ranks != NULL) /* rank 0 knows what failed */
+        CKPT_CHECK(ckpt_comm_broadcast(&run->ranks->world, &again, sizeof again, 0, err));
+    if (again)
         CKPT_CHECK(save(run, &stall, err));
     ckpt_saver_drain(&run->saver);
     take_events(run);
@@ -295,6 +303,21 @@ done:
     return status;
 }
 
+/* SIGINT or SIGTERM: on one rank is on all. */
+static ckpt_status check_interrupted(ckpt_train_run *run, ckpt_err *err)
+{
+    int64_t stop = ckpt_interrupted != 0;
+    if (run->ranks == NULL)
+        return ckpt_check_interrupted(err);
+    ckpt_status status =
+        ckpt_comm_allreduce(&run->ranks->world, CKPT_COMM_I64, CKPT_COMM_MAX_OF, &stop, 1, err);
+    if (status == CKPT_OK && stop != 0) {
+        ckpt_interrupted = 1;
+        status = ckpt_check_interrupted(err);
+    }
+    return status;
+}
+
 static ckpt_status train(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -302,14 +325,14 @@ static ckpt_status train(ckpt_train_run *run, ckpt_err *err)
     while (run->trainer.state.step < run->o->steps) {
         struct timespec start;
         clock_gettime(CLOCK_MONOTONIC, &start);
-        CKPT_CHECK(ckpt_check_interrupted(err));
+        CKPT_CHECK(check_interrupted(run, err));
         CKPT_CHECK(ckpt_trainer_step(&run->trainer, &run->report, err));
         double seconds = ckpt_seconds_since(&start);
         run->seconds += seconds;
         ckpt_train_report_step(run, seconds, stall);
         stall = 0;
         int64_t step = run->trainer.state.step;
-        if (run->saving && run->o->save_every > 0 && step % run->o->save_every == 0)
+        if (run->o->save != NULL && run->o->save_every > 0 && step % run->o->save_every == 0)
             CKPT_CHECK(save(run, &stall, err));
         take_events(run);
     }
@@ -320,7 +343,7 @@ done:
 /* SIGINT or SIGTERM: save what there is, say how to go on. */
 static ckpt_status stop_early(ckpt_train_run *run, ckpt_err *err)
 {
-    if (!run->saving)
+    if (run->o->save == NULL)
         return CKPT_E_INTERRUPTED;
     ckpt_interrupted = 0; /* once more interrupts the saving */
     ckpt_train_erase(run);
@@ -354,6 +377,7 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(check_options(run, err));
+    CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     run->schedule_given = gives_schedule(run->o);
     if (run->o->init != NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--init is not built yet");
@@ -364,7 +388,8 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     CKPT_CHECK(ckpt_train_schedule(run, err));
     CKPT_CHECK(open_trainer(run, err));
     CKPT_CHECK(open_saver(run, err));
-    CKPT_CHECK(ckpt_train_metrics_open(run, err));
+    if (ckpt_ranks_lead(run->ranks))
+        CKPT_CHECK(ckpt_train_metrics_open(run, err));
     say_where(run);
     status = train(run, err);
     if (status == CKPT_E_INTERRUPTED)

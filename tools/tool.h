@@ -20,6 +20,8 @@ typedef struct ckpt_globals {
 
 typedef struct ckpt_command ckpt_command;
 
+typedef struct ckpt_ranks ckpt_ranks; /* ranks.h */
+
 typedef struct ckpt_tool {
     const ckpt_command *command;
     ckpt_globals g;
@@ -28,7 +30,8 @@ typedef struct ckpt_tool {
     bool color;    /* on stdout */
     bool progress; /* a bar may be drawn on stderr */
     ckpt_jw json;
-    ckpt_arena arena; /* texts that live as long as the run */
+    ckpt_arena arena;  /* texts that live as long as the run */
+    ckpt_ranks *ranks; /* NULL: one process */
 } ckpt_tool;
 
 struct ckpt_command {

@@ -19,7 +19,7 @@ const ckpt_opt ckpt_train_rows[] = {
     {"seed",            CKPT_OPT_INT,    AT(seed),        "N", "of sample order and initial values (default 1234)", 0, INT64_MAX},
     {"steps",           CKPT_OPT_INT,    AT(steps),       "N", "train up to this step in all, resumed ones included", 0, INT64_MAX},
     {"batch",           CKPT_OPT_INT,    AT(batch),       "N", "samples a step (default 8)", 1, 1 << 24},
-    {"micro-batch",     CKPT_OPT_INT,    AT(micro),       "N", "samples at once; gradients are accumulated (default: batch)", 1, 1 << 24},
+    {"micro-batch",     CKPT_OPT_INT,    AT(micro),       "N", "samples at once, on each of --dp ranks; gradients are accumulated (default: batch / dp)", 1, 1 << 24},
     {"seq-len",         CKPT_OPT_INT,    AT(seq_len),     "N", "tokens a sample (default 256)", 1, 1 << 24},
     {"optimizer",       CKPT_OPT_CHOICE, AT(optimizer),   "adamw|muon", "Muon moves matrices, AdamW the rest (default adamw)", 0, 0},
     {"lr",              CKPT_OPT_REAL,   AT(lr),          "X", "learning rate (default 3e-4)", 0, 0},
@@ -49,6 +49,11 @@ const ckpt_opt ckpt_train_rows[] = {
     {"latent-eps",      CKPT_OPT_REAL,   AT(latent_eps),  "X", "epsilon of MLA's latent norms (default: the model's)", 0, 0},
     {"dtype",           CKPT_OPT_CHOICE, AT(dtype),       "keep|f32|bf16", "of the weights; bf16 ones have f32 masters (default keep)", 0, 0},
     {"recompute",       CKPT_OPT_FLAG,   AT(recompute),   NULL, "compute activations again in the backward: same bits, less memory", 0, 0},
+    {"tp",              CKPT_OPT_INT,    AT(mesh.tp),     "N", "ranks that share the heads (start them with mpirun -np; default 1)", 1, 4096},
+    {"cp",              CKPT_OPT_INT,    AT(mesh.cp),     "N", "ranks that share a sequence (default 1)", 1, 4096},
+    {"dp",              CKPT_OPT_INT,    AT(mesh.dp),     "N", "ranks that share the batch (default: those that are left)", 1, 4096},
+    {"ep",              CKPT_OPT_INT,    AT(mesh.ep),     "N", "ranks that share the experts; divides their number (default 1)", 1, 4096},
+    {"cp-mode",         CKPT_OPT_CHOICE, AT(mesh.cp_mode), "heads|chunks", "how: each has some heads of the whole sequence (default), or all heads of a part", 0, 0},
     {"save",            CKPT_OPT_STRING, AT(save),        "DIR", "save checkpoints as DIR/iter_N", 0, 0},
     {"save-every",      CKPT_OPT_INT,    AT(save_every),  "N", "steps between them, in the background (default: only the last)", 0, INT64_MAX},
     {"save-format",     CKPT_OPT_LIST,   AT(save_format), "CONTAINER[:LAYOUT][:tp=N...]", "safetensors, torch_dist, torch or hdf5 (default: as the source); repeatable: then in DIR/CONTAINER", 0, 0},
@@ -289,9 +294,12 @@ done:
 ckpt_train_config ckpt_train_config_of(const ckpt_train_run *run)
 {
     const ckpt_train_opts *o = run->o;
+    ckpt_eng_par *par = run->ranks != NULL ? &run->ranks->par : NULL;
+    int64_t most = par != NULL && o->batch >= par->dp ? o->batch / par->dp : o->micro;
     return (ckpt_train_config){
         .batch = o->batch,
-        .micro = o->micro,
+        .micro = o->micro < most ? o->micro : most,
+        .par = par,
         .seq_len = o->seq_len,
         .mtp_coef = o->mtp_coef,
         .recompute = o->recompute,

@@ -2,6 +2,7 @@
 #ifndef CKPT_TOOL_TRAIN_H
 #define CKPT_TOOL_TRAIN_H
 
+#include "ranks.h"
 #include "train/train.h"
 #include "train_save.h"
 
@@ -17,6 +18,7 @@ typedef struct ckpt_train_opts {
     int64_t lr_warmup, lr_decay, lr_wsd, muon_steps;
     double lr, min_lr, init_lr, weight_decay, beta1, beta2, eps, clip, momentum, muon_extra;
     double mtp_coef, aux_coef, z_coef, bias_rate, latent_eps, peak_tflops;
+    ckpt_rank_opts mesh;
     bool decay_all, no_shuffle, nesterov, recompute, change, approximate, reset_optimizer;
 } ckpt_train_opts;
 
@@ -41,6 +43,7 @@ typedef struct ckpt_train_run {
     bool found; /* optimizer state in the base */
     ckpt_saver saver;
     bool saving;
+    ckpt_ranks *ranks;  /* NULL: one process */
     int64_t saved_step; /* newest step handed to the saver, -1 none */
     char *last_path;    /* newest checkpoint that is in place, or NULL */
     uint8_t root[CKPT_SHA256_LEN];

@@ -265,9 +265,10 @@ ckpt_status ckpt_saver_save(ckpt_saver *s, const ckpt_snapshot_tensor *tensors, 
     ckpt_status status = ckpt_write_prepare(s, job, tensors, n, err);
     if (status == CKPT_OK)
         status = ckpt_write_state(job, state, err);
+    if (status == CKPT_OK)
+        status = copy(self, &job->snapshot, err);
     if (status != CKPT_OK)
         return status;
-    copy(self, &job->snapshot);
     pthread_mutex_lock(&s->lock);
     job->state = JOB_WAITING;
     pthread_cond_broadcast(&s->changed);

@@ -46,8 +46,8 @@ typedef struct ckpt_save_state {
     const ckpt_json *args;     /* members for Megatron's args, or NULL */
 } ckpt_save_state;
 
-/* Copy live values into s->data at the offsets of s->tensors. */
-typedef void (*ckpt_save_copy)(void *self, const ckpt_snapshot *s);
+/* Copy live values into s->data at the offsets of s->tensors. Of a copy that failed nothing is written. */
+typedef ckpt_status (*ckpt_save_copy)(void *self, const ckpt_snapshot *s, ckpt_err *err);
 
 typedef struct ckpt_save_job ckpt_save_job;
 

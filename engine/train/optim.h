@@ -77,6 +77,7 @@ typedef struct ckpt_optim_slot {
     int64_t rows, cols; /* of a parameter under Muon, else 0 */
     bool decay, muon;
     bool frozen; /* has no gradient: routers' bias */
+    size_t run;  /* several ranks: index in the trainer's runs (spread.h) */
 } ckpt_optim_slot;
 
 /* Fill a slot. flags: CKPT_SCHEMA_*. No weight decay where the schema says so, on parameters with one

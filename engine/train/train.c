@@ -8,6 +8,7 @@
 
 #include "checked.h"
 #include "plan.h"
+#include "spread.h"
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -24,6 +25,11 @@ static ckpt_status check_config(const ckpt_train_config *c, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "batch %lld, micro-batch %lld, sequence %lld: all must be at least 1",
                          (long long)c->batch, (long long)c->micro, (long long)c->seq_len);
+    if (c->par != NULL && (c->micro > c->batch / c->par->dp || c->batch % (c->micro * c->par->dp)))
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "a batch of %lld is not divisible by micro-batch %lld on each of %d "
+                         "data-parallel ranks",
+                         (long long)c->batch, (long long)c->micro, c->par->dp);
     if (c->batch % c->micro != 0)
         return ckpt_fail(err, CKPT_E_USAGE, "a batch of %lld is not divisible by micro-batch %lld",
                          (long long)c->batch, (long long)c->micro);
@@ -65,7 +71,8 @@ static ckpt_status make_slots(ckpt_trainer *t, const ckpt_optim_config *optim, c
         const ENG(param) *p = &t->net.params[i];
         const ckpt_canon *c = &t->base->tensors[p->tensor];
         ckpt_optim_slot_set(&t->slots[i], optim, p->name, c->rank, c->dims, p->flags,
-                            p->grad == NULL, p->x - t->net.data);
+                            p->grad == NULL && p->n > 0, p->x - t->net.data);
+        t->slots[i].n = p->n;
         ckpt_status status = choose_dtype(t, p, &t->is_bf16[i], err);
         if (status != CKPT_OK)
             return status;
@@ -125,6 +132,20 @@ static ckpt_status run_micro(ckpt_trainer *t, const ckpt_eng_seq *seq, ENG(run) 
     return ENG(network_run)(&t->e, &t->net, &batch, run, err);
 }
 
+static ckpt_status norm_of(ckpt_trainer *t, double *norm, ckpt_err *err)
+{
+    if (t->e.par != NULL)
+        return ckpt_spread_norm(t, norm, err);
+    return ckpt_optim_norm(&t->e, &t->optim, t->net.grads, norm, err);
+}
+
+static ckpt_status step_all(ckpt_trainer *t, const ckpt_optim_step *step, float *w, ckpt_err *err)
+{
+    if (t->e.par != NULL)
+        return ckpt_spread_step(t, step, w, err);
+    return ckpt_optim_step_all(&t->e, &t->optim, step, w, t->m, t->v, t->net.grads, err);
+}
+
 /* One dry run of everything that a step does says how much memory it needs. */
 static ckpt_status reserve(ckpt_trainer *t, ckpt_err *err)
 {
@@ -136,9 +157,8 @@ static ckpt_status reserve(ckpt_trainer *t, ckpt_err *err)
         t->cu[i] = i * t->config.seq_len;
     ckpt_eng_seq seq = {t->config.micro, t->cu};
     CKPT_CHECK(run_micro(t, &seq, &run, err));
-    CKPT_CHECK(ckpt_optim_norm(&t->e, &t->optim, t->net.grads, &norm, err));
-    CKPT_CHECK(
-        ckpt_optim_step_all(&t->e, &t->optim, &step, t->net.data, t->m, t->v, t->net.grads, err));
+    CKPT_CHECK(norm_of(t, &norm, err));
+    CKPT_CHECK(step_all(t, &step, t->net.data, err));
     CKPT_CHECK(ckpt_eng_reserve(&t->e, t->e.peak, err));
 done:
     return status;
@@ -152,11 +172,14 @@ ckpt_status ckpt_trainer_open(ckpt_trainer *t, const ckpt_model *base,
     *t = (ckpt_trainer){
         .config = *config, .schedule = *schedule, .data = data, .base = base, .fresh = true};
     ckpt_eng_init(&t->e, config->threads);
+    t->e.par = config->par;
     CKPT_CHECK(check_config(config, err));
     CKPT_CHECK(ckpt_optim_config_check(optim, err));
     CKPT_CHECK(ckpt_schedule_check(schedule, err));
     CKPT_CHECK(ENG(network_open)(&t->net, &t->e, base, &config->spec, true, err));
     CKPT_CHECK(make_slots(t, optim, err));
+    if (t->e.par != NULL)
+        CKPT_CHECK(ckpt_spread_open(t, err));
     CKPT_CHECK(make_batch(t, err));
     CKPT_CHECK(reserve(t, err));
     if (t->master != NULL) {
@@ -171,6 +194,7 @@ done:
 
 void ckpt_trainer_close(ckpt_trainer *t)
 {
+    free(t->runs);
     free(t->slots);
     free(t->is_bf16);
     free(t->master);
@@ -195,8 +219,9 @@ static int64_t find_state(const ckpt_trainer *t, const char *state, const char *
     return n > 0 && (size_t)n < sizeof name ? ckpt_model_find(t->base, name) : -1;
 }
 
-static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, int64_t n, float *out,
-                              ckpt_err *err)
+/* This rank's part of a state of parameter p. */
+static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(param) * p,
+                              float *out, ckpt_err *err)
 {
     enum { SCRATCH = 1 << 16, PIECE = 1 << 20 };
     const ckpt_canon *c = &t->base->tensors[tensor];
@@ -204,8 +229,8 @@ static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, int64_t n, f
     ckpt_gather gather;
     ckpt_status status;
     ckpt_scratch scratch = {.buf = malloc(SCRATCH), .cap = SCRATCH};
-    uint64_t bytes = (uint64_t)n * sizeof *out;
-    int64_t have = -1;
+    uint64_t bytes = (uint64_t)p->n * sizeof *out;
+    int64_t have = -1, n = -1;
     if (scratch.buf == NULL)
         return no_memory(t, err);
     if (!ckpt_dtype_castable(c->dtype, CKPT_F32)) {
@@ -213,12 +238,13 @@ static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, int64_t n, f
                            ckpt_dtype_get(c->dtype)->name);
         goto done;
     }
-    if (!ckpt_numel(c->rank, c->dims, &have) || have != n) {
+    if (!ckpt_numel(c->rank, c->dims, &have) || !ckpt_numel(p->box.rank, p->box.dims, &n) ||
+        have != n || c->rank != p->box.rank) {
         status = ckpt_fail(err, CKPT_E_FORMAT, "%lld elements, the parameter has %lld",
                            (long long)have, (long long)n);
         goto done;
     }
-    CKPT_CHECK(ckpt_plan_canon(t->base, tensor, &arena, &gather, err));
+    CKPT_CHECK(ckpt_plan_box(t->base, tensor, p->box.lo, p->box.len, &arena, &gather, err));
     gather.to = CKPT_F32;
     for (uint64_t at = 0; at < bytes; at += PIECE)
         CKPT_CHECK(ckpt_gather_run(t->base->src, &gather, at,
@@ -243,10 +269,28 @@ static ckpt_status load_masters(ckpt_trainer *t, ckpt_err *err)
             continue;
         t->saves_master = true;
         float *to = t->master != NULL ? t->master + t->slots[i].at : p->x;
-        CKPT_CHECK(read_state(t, (size_t)at, p->n, to, err));
+        CKPT_CHECK(read_state(t, (size_t)at, p, to, err));
     }
     round_params(t);
 done:
+    return status;
+}
+
+/* Into a flat buffer; on several ranks only what this one keeps. */
+static ckpt_status read_moment(ckpt_trainer *t, size_t tensor, size_t i, float *flat, ckpt_err *err)
+{
+    const ENG(param) *p = &t->net.params[i];
+    int64_t lo, hi;
+    ckpt_spread_owned(t, i, &lo, &hi);
+    if (lo == 0 && hi == p->n)
+        return read_state(t, tensor, p, flat + t->slots[i].at, err);
+    float *part = malloc((size_t)p->n * sizeof *part + 1);
+    if (part == NULL)
+        return no_memory(t, err);
+    ckpt_status status = hi > lo ? read_state(t, tensor, p, part, err) : CKPT_OK;
+    if (status == CKPT_OK)
+        memcpy(flat + t->slots[i].at + lo, part + lo, (size_t)(hi - lo) * sizeof *part);
+    free(part);
     return status;
 }
 
@@ -269,9 +313,9 @@ static ckpt_status load_moments(ckpt_trainer *t, size_t i, bool *found, ckpt_err
                          adam ? "momentum" : "Adam's moments");
     if (!*found)
         return CKPT_OK;
-    CKPT_CHECK(read_state(t, (size_t)at[slot->muon ? 2 : 0], slot->n, t->m + slot->at, err));
+    CKPT_CHECK(read_moment(t, (size_t)at[slot->muon ? 2 : 0], i, t->m, err));
     if (!slot->muon)
-        CKPT_CHECK(read_state(t, (size_t)at[1], slot->n, t->v + slot->at, err));
+        CKPT_CHECK(read_moment(t, (size_t)at[1], i, t->v, err));
 done:
     return status;
 }
@@ -306,12 +350,13 @@ static ckpt_status accumulate(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *e
 {
     ckpt_status status = CKPT_OK;
     const ckpt_train_config *c = &t->config;
-    int64_t rounds = c->batch / c->micro;
+    int64_t dp = c->par != NULL ? c->par->dp : 1, d = c->par != NULL ? c->par->d : 0;
+    int64_t rounds = c->batch / (c->micro * dp);
     for (int64_t i = 0; i < rounds; i++) {
         ENG(run) run;
         ckpt_eng_seq seq = {.cu = t->cu};
-        CKPT_CHECK(ckpt_data_batch(t->data, t->state.samples + i * c->micro, 1, c->micro, t->ids,
-                                   t->labels, t->cu, &seq.n, err));
+        CKPT_CHECK(ckpt_data_batch(t->data, t->state.samples + (i * dp + d) * c->micro, 1, c->micro,
+                                   t->ids, t->labels, t->cu, &seq.n, err));
         CKPT_CHECK(run_micro(t, &seq, &run, err));
         r->loss += run.loss / (double)rounds;
         r->mtp_loss += run.mtp_loss / (double)rounds;
@@ -329,18 +374,18 @@ done:
     return status;
 }
 
-/* Where ranks add what they have: gradients, expert counts, losses. One process has all of it. */
-static ckpt_status reduce(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
+/* Where ranks add their gradients; losses and expert counts are already those of all. */
+static ckpt_status reduce(ckpt_trainer *t, ckpt_err *err)
 {
-    (void)t;
-    (void)r;
-    (void)err;
-    return CKPT_OK;
+    return ENG(network_sum_grads)(&t->e, &t->net, err);
 }
 
 static ckpt_status refuse_bad(ckpt_trainer *t, const ckpt_train_report *r, ckpt_err *err)
 {
-    int64_t bad = ckpt_optim_find_bad(&t->e, &t->optim, t->net.grads);
+    int64_t bad;
+    ckpt_status status = ckpt_spread_find_bad(t, &bad, err);
+    if (status != CKPT_OK)
+        return status;
     double shown = isfinite(r->loss) ? r->grad_norm : r->loss;
     return ckpt_fail(err, CKPT_E_MISMATCH, "%s is %g, first in the gradient of %s",
                      isfinite(r->loss) ? "the gradient norm" : "the loss", shown,
@@ -370,8 +415,7 @@ static ckpt_status update(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
     step.wd = r->wd = ckpt_schedule_wd(&t->schedule, t->state.samples);
     r->clipped = step.grad_scale < 1;
     float *w = t->master != NULL ? t->master : t->net.data;
-    ckpt_status status =
-        ckpt_optim_step_all(&t->e, &t->optim, &step, w, t->m, t->v, t->net.grads, err);
+    ckpt_status status = step_all(t, &step, w, err);
     if (status != CKPT_OK)
         return status;
     balance(t);
@@ -394,8 +438,8 @@ ckpt_status ckpt_trainer_step(ckpt_trainer *t, ckpt_train_report *report, ckpt_e
     if (t->counts != NULL)
         memset(t->counts, 0, (size_t)t->n_counts * sizeof *t->counts);
     CKPT_CHECK(accumulate(t, report, err));
-    CKPT_CHECK(reduce(t, report, err));
-    CKPT_CHECK(ckpt_optim_norm(&t->e, &t->optim, t->net.grads, &report->grad_norm, err));
+    CKPT_CHECK(reduce(t, err));
+    CKPT_CHECK(norm_of(t, &report->grad_norm, err));
     if (!isfinite(report->loss) || !isfinite(report->grad_norm)) {
         status = refuse_bad(t, report, err);
         goto done;
@@ -460,22 +504,47 @@ static size_t param_of(const ckpt_trainer *t, size_t tensor)
     return lo;
 }
 
-void ckpt_trainer_copy(const ckpt_trainer *t, const ckpt_snapshot *s)
+/* The flat buffer that a tensor of a checkpoint lies in; *state: a moment. */
+static const float *flat_of(const ckpt_trainer *t, const ckpt_snapshot_tensor *e, bool *state)
 {
-    for (size_t k = 0; k < s->n; k++) {
-        const ckpt_snapshot_tensor *e = &s->tensors[k];
-        size_t i = param_of(t, e->param);
-        const ENG(param) *p = &t->net.params[i];
-        int64_t at = t->slots[i].at;
-        uint8_t *out = s->data + e->offset;
-        const float *from = p->x;
-        if (e->state != NULL && strcmp(e->state, "master") == 0)
-            from = t->master != NULL ? t->master + at : p->x;
-        else if (e->state != NULL)
-            from = (strcmp(e->state, "exp_avg_sq") == 0 ? t->v : t->m) + at;
-        if (e->dtype == CKPT_BF16)
-            ckpt_optim_round_bf16(&t->e, p->n, from, NULL, (uint16_t *)(void *)out);
+    *state = e->state != NULL && strcmp(e->state, "master") != 0;
+    if (e->state == NULL)
+        return t->net.data;
+    if (!*state)
+        return t->master != NULL ? t->master : t->net.data;
+    return strcmp(e->state, "exp_avg_sq") == 0 ? t->v : t->m;
+}
+
+ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list, size_t n,
+                              uint8_t *data, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    float *whole = NULL;
+    for (size_t k = 0; k < n; k++) {
+        size_t i = param_of(t, list[k].param);
+        bool state;
+        int64_t numel = t->net.params[i].n;
+        const float *flat = flat_of(t, &list[k], &state), *from = flat + t->slots[i].at;
+        if (t->e.par != NULL) {
+            (void)ckpt_numel(t->net.params[i].box.rank, t->net.params[i].box.dims, &numel);
+            free(whole);
+            whole = data != NULL ? malloc((size_t)numel * sizeof *whole + 1) : NULL;
+            if (data != NULL && whole == NULL) {
+                status = no_memory(t, err);
+                goto done;
+            }
+            CKPT_CHECK(ckpt_spread_gather(t, i, flat, state, whole, err));
+            from = whole;
+        }
+        if (data == NULL)
+            continue;
+        uint8_t *out = data + list[k].offset;
+        if (list[k].dtype == CKPT_BF16)
+            ckpt_optim_round_bf16(&t->e, numel, from, NULL, (uint16_t *)(void *)out);
         else
-            memcpy(out, from, (size_t)p->n * sizeof *from);
+            memcpy(out, from, (size_t)numel * sizeof *from);
     }
+done:
+    free(whole);
+    return status;
 }

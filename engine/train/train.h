@@ -8,7 +8,8 @@
  *
  * One step. Gradients of micro-batches are added in order, micro-batch i holding samples
  * i*micro .. of the step's samples; the sum is divided by their number (the mean over samples, as
- * every sample has as many labels). Then reduce() - the one place where ranks would add theirs -, the
+ * every sample has as many labels). On several ranks a micro-batch is that of all data-parallel ranks
+ * together, each holding `micro` consecutive samples. Then reduce() - the one place where ranks would add theirs -, the
  * global norm, clipping, and the optimizer on the flat buffer. A step either happens whole or, when
  * loss or gradient are not finite, not at all: the error names the step and the first bad tensor.
  *
@@ -28,14 +29,22 @@
 #include "snapshot.h"
 
 typedef struct ckpt_train_config {
-    int64_t batch, micro; /* samples a step, and at once; micro divides batch */
+    int64_t batch, micro; /* samples a step, and at once on a data-parallel rank: dp * micro
+                             divides batch */
     int64_t seq_len;      /* tokens a sample */
     double mtp_coef;      /* of the loss of multi-token prediction; 0 = none */
     bool recompute;       /* activations */
     int dtype;            /* ckpt_train_dtype */
     int threads;          /* 0 = all cores */
     ckpt_eng_spec_opts spec;
+    ckpt_eng_par *par; /* the ranks of the run, borrowed; NULL: one process */
 } ckpt_train_config;
+
+/* Neighbours in the flat buffer that the same ranks hold (spread.h). */
+typedef struct ckpt_train_span {
+    int64_t lo, hi;
+    ckpt_comm *comm;
+} ckpt_train_span;
 
 enum ckpt_train_dtype {
     CKPT_TRAIN_KEEP, /* every parameter as the checkpoint stores it: F32, or BF16 with a master */
@@ -76,6 +85,8 @@ typedef struct ckpt_trainer {
     int32_t *ids, *labels;
     int64_t *cu, *counts; /* counts: [n_blocks, E] of the step, NULL without experts to balance */
     int64_t n_counts, experts;
+    ckpt_train_span *runs; /* several ranks */
+    size_t n_runs;
 } ckpt_trainer;
 
 /* base must be bound and outlive the trainer. optim, schedule and data are taken as they are (checked).
@@ -102,7 +113,10 @@ double ckpt_trainer_flops(const ckpt_trainer *t);
 /* Tensors of a checkpoint, in a malloc'd list. */
 ckpt_status ckpt_trainer_tensors(const ckpt_trainer *t, ckpt_snapshot_tensor **list, size_t *n,
                                  ckpt_err *err) CKPT_MUST_USE;
-/* Copy their values to s->data; s was opened with that list. */
-void ckpt_trainer_copy(const ckpt_trainer *t, const ckpt_snapshot *s);
+/* Copy their values to `data`, each at its offset in the list of the snapshot that was opened with it.
+ * Several ranks: all call it, with data NULL on those other than 0, which need no offsets; what crosses
+ * ranks and is kept at a time is one tensor. */
+ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list, size_t n,
+                              uint8_t *data, ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -1,0 +1,289 @@
+/* The optimizer on several ranks: see spread.h. */
+#include "spread.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checked.h"
+
+static ckpt_comm *holders(const ckpt_trainer *t, size_t i)
+{
+    ckpt_trainer *own = (ckpt_trainer *)(uintptr_t)t;
+    return ENG(network_holders)(&own->e, &own->net, &own->net.params[i]);
+}
+
+ckpt_status ckpt_spread_open(ckpt_trainer *t, ckpt_err *err)
+{
+    size_t n = t->net.n_params;
+    t->runs = calloc(n + 1, sizeof *t->runs);
+    if (t->runs == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu parameters", n);
+    for (size_t i = 0; i < n; i++) {
+        ckpt_comm *c = holders(t, i);
+        ckpt_train_span *last = t->n_runs > 0 ? &t->runs[t->n_runs - 1] : NULL;
+        if (last == NULL || last->comm != c) {
+            last = &t->runs[t->n_runs++];
+            *last = (ckpt_train_span){t->slots[i].at, t->slots[i].at, c};
+        }
+        last->hi = t->slots[i].at + t->slots[i].n;
+        t->slots[i].run = t->n_runs - 1;
+    }
+    return CKPT_OK;
+}
+
+/* The replica, of those that hold slot i, that steps it under Muon. */
+static int muon_owner(const ckpt_trainer *t, size_t i)
+{
+    const ckpt_eng_par *par = t->e.par;
+    int replicas = holders(t, i)->size;
+    if (t->net.params[i].box.held == CKPT_ENG_HELD_KEYS)
+        replicas = par->replicas.size;
+    return (int)(i % (size_t)replicas);
+}
+
+/* Rank of the holders that has the weights of owner q. */
+static int muon_root(const ckpt_trainer *t, size_t i)
+{
+    int q = muon_owner(t, i);
+    if (t->net.params[i].box.held == CKPT_ENG_HELD_KEYS)
+        q *= holders(t, i)->size / t->e.par->replicas.size;
+    return q;
+}
+
+static bool owns_matrix(const ckpt_trainer *t, size_t i)
+{
+    const ckpt_comm *c =
+        t->net.params[i].box.held == CKPT_ENG_HELD_KEYS ? &t->e.par->replicas : holders(t, i);
+    return c->rank == muon_owner(t, i);
+}
+
+/* [*lo, *hi) of slot i's elements that rank r of its holders keeps the moments of. */
+static void owned_by(const ckpt_trainer *t, size_t i, int r, int64_t *lo, int64_t *hi)
+{
+    const ckpt_optim_slot *s = &t->slots[i];
+    const ckpt_train_span *run = &t->runs[s->run];
+    if (s->muon) {
+        *lo = 0;
+        *hi = r == muon_root(t, i) ? s->n : 0;
+        return;
+    }
+    int64_t len = run->hi - run->lo;
+    int64_t a = run->lo + ckpt_part_at(len, run->comm->size, r) - s->at;
+    int64_t b = run->lo + ckpt_part_at(len, run->comm->size, r + 1) - s->at;
+    *lo = ckpt_min_i64(ckpt_max_i64(a, 0), s->n);
+    *hi = ckpt_min_i64(ckpt_max_i64(b, 0), s->n);
+}
+
+void ckpt_spread_owned(const ckpt_trainer *t, size_t i, int64_t *lo, int64_t *hi)
+{
+    if (t->e.par == NULL) {
+        *lo = 0;
+        *hi = t->slots[i].n;
+    } else if (t->slots[i].muon) {
+        *lo = 0;
+        *hi = owns_matrix(t, i) ? t->slots[i].n : 0;
+    } else {
+        owned_by(t, i, t->runs[t->slots[i].run].comm->rank, lo, hi);
+    }
+}
+
+ckpt_status ckpt_spread_norm(ckpt_trainer *t, double *norm, ckpt_err *err)
+{
+    double sum = 0;
+    size_t mark = ckpt_eng_mark(&t->e);
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < t->net.n_params; i++) {
+        const ckpt_optim_slot *s = &t->slots[i];
+        if (s->frozen || !ENG(network_first)(&t->e, &t->net, &t->net.params[i]))
+            continue;
+        int64_t n = ckpt_optim_chunks(0, 0, s->n);
+        double *chunks = ckpt_eng_take(&t->e, n, sizeof *chunks);
+        CKPT_CHECK(ckpt_eng_check(&t->e, err));
+        if (!t->e.dry) {
+            ckpt_optim_sumsq(&t->e, 0, 0, s->n, t->net.grads + s->at, chunks);
+            sum += ckpt_optim_sum(chunks, n);
+        }
+        ckpt_eng_drop(&t->e, mark);
+    }
+    if (!t->e.dry)
+        status = ckpt_comm_allreduce(t->e.par->world, CKPT_COMM_F64, CKPT_COMM_SUM, &sum, 1, err);
+    *norm = sqrt(sum);
+done:
+    ckpt_eng_drop(&t->e, mark);
+    return status;
+}
+
+ckpt_status ckpt_spread_find_bad(ckpt_trainer *t, int64_t *bad, ckpt_err *err)
+{
+    int64_t n = (int64_t)t->net.n_params;
+    *bad = ckpt_optim_find_bad(&t->e, &t->optim, t->net.grads);
+    if (t->e.par == NULL)
+        return CKPT_OK;
+    int64_t first = *bad >= 0 ? n - *bad : 0; /* the largest is the first parameter */
+    ckpt_status status =
+        ckpt_comm_allreduce(t->e.par->world, CKPT_COMM_I64, CKPT_COMM_MAX_OF, &first, 1, err);
+    *bad = first > 0 ? n - first : -1;
+    return status;
+}
+
+/* ---- AdamW ----------------------------------------------------------------------------------- */
+
+static ckpt_status step_run(ckpt_trainer *t, const ckpt_train_span *run,
+                            const ckpt_optim_step *step, float *w, ckpt_err *err)
+{
+    int R = run->comm->size, r = run->comm->rank;
+    int64_t len = run->hi - run->lo, lo = run->lo + ckpt_part_at(len, R, r);
+    int64_t hi = run->lo + ckpt_part_at(len, R, r + 1);
+    ckpt_optim_adamw(&t->e, &t->optim, step, lo, hi, w + lo, t->m + lo, t->v + lo,
+                     t->net.grads + lo);
+    if (R == 1 || len == 0)
+        return CKPT_OK;
+    int64_t *counts = malloc((size_t)R * sizeof *counts);
+    if (counts == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d ranks", R);
+    for (int k = 0; k < R; k++)
+        counts[k] = ckpt_part_at(len, R, k + 1) - ckpt_part_at(len, R, k);
+    ckpt_status status =
+        ckpt_comm_allgather(run->comm, sizeof *w, w + lo, counts, w + run->lo, err);
+    free(counts);
+    return status;
+}
+
+/* ---- Muon ------------------------------------------------------------------------------------ */
+
+/* Copy a row-major part of a matrix in or out. */
+static void copy_part(const ckpt_eng_box *b, float *whole, float *part, bool in)
+{
+    for (int64_t r = 0; r < b->len[0]; r++) {
+        float *at = whole + (b->lo[0] + r) * b->dims[1] + b->lo[1];
+        float *row = part + r * b->len[1];
+        memcpy(in ? at : row, in ? row : at, (size_t)b->len[1] * sizeof *at);
+    }
+}
+
+/* Parts of the tensor-parallel group into the whole. */
+static ckpt_status gather_matrix(ckpt_trainer *t, size_t i, float *part, float *whole,
+                                 ckpt_err *err)
+{
+    ckpt_eng_par *par = t->e.par;
+    const ckpt_canon *c = &t->base->tensors[t->net.params[i].tensor];
+    ckpt_eng_box *boxes = calloc((size_t)par->tp, sizeof *boxes);
+    int64_t *counts = calloc((size_t)par->tp, sizeof *counts), total = 0;
+    float *all = NULL;
+    ckpt_status status;
+    if (boxes == NULL || counts == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d ranks", par->tp);
+        goto done;
+    }
+    for (int r = 0; r < par->tp; r++) {
+        CKPT_CHECK(ckpt_eng_box_of(&t->net.spec, c, par, r, par->x, &boxes[r], err));
+        counts[r] = boxes[r].n;
+        total += counts[r];
+    }
+    all = malloc((size_t)total * sizeof *all + 1);
+    if (all == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %s", c->name);
+        goto done;
+    }
+    CKPT_CHECK(ckpt_comm_allgather(&par->tensor, sizeof *all, part, counts, all, err));
+    float *at = all;
+    for (int r = 0; r < par->tp; r++) {
+        copy_part(&boxes[r], whole, at, true);
+        at += counts[r];
+    }
+done:
+    free(boxes);
+    free(counts);
+    free(all);
+    return status;
+}
+
+static ckpt_status step_matrix(ckpt_trainer *t, size_t i, const ckpt_optim_step *step, float *w,
+                               ckpt_err *err)
+{
+    const ckpt_optim_slot *s = &t->slots[i];
+    const ckpt_eng_box *box = &t->net.params[i].box;
+    const ckpt_optim_config *c = &t->optim.config;
+    bool cut = box->held == CKPT_ENG_HELD_TENSOR || box->held == CKPT_ENG_HELD_KEYS;
+    size_t mark = ckpt_eng_mark(&t->e);
+    ckpt_status status = CKPT_OK;
+    if (s->n == 0)
+        return CKPT_OK;
+    if (t->e.dry || owns_matrix(t, i)) {
+        float *d = ckpt_eng_take(&t->e, s->n, sizeof *d);
+        float *whole = cut ? ckpt_eng_take(&t->e, s->rows * s->cols, sizeof *whole) : d;
+        CKPT_CHECK(ckpt_eng_check(&t->e, err));
+        if (!t->e.dry)
+            ckpt_muon_direction(&t->e, c, step, s->n, t->net.grads + s->at, t->m + s->at, d);
+        if (!t->e.dry && cut)
+            CKPT_CHECK(gather_matrix(t, i, d, whole, err));
+        ckpt_muon_matrix matrix = {s->rows, s->cols, whole};
+        CKPT_CHECK(ckpt_muon_orthogonalise(&t->e, c, &matrix, 1, err));
+        if (!t->e.dry && cut)
+            copy_part(box, whole, d, false);
+        if (!t->e.dry)
+            ckpt_muon_apply(&t->e, s->n, step->lr, s->decay ? step->wd : 0,
+                            ckpt_muon_factor(c, s->rows, s->cols), d, w + s->at);
+    }
+    if (!t->e.dry)
+        status = ckpt_comm_broadcast(holders(t, i), w + s->at, (size_t)s->n * sizeof *w,
+                                     muon_root(t, i), err);
+done:
+    ckpt_eng_drop(&t->e, mark);
+    return status;
+}
+
+ckpt_status ckpt_spread_step(ckpt_trainer *t, const ckpt_optim_step *step, float *w, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    for (size_t k = 0; k < t->n_runs && !t->e.dry; k++)
+        CKPT_CHECK(step_run(t, &t->runs[k], step, w, err));
+    for (size_t i = 0; i < t->net.n_params; i++)
+        if (t->slots[i].muon)
+            CKPT_CHECK(step_matrix(t, i, step, w, err));
+done:
+    return status;
+}
+
+/* ---- whole tensors --------------------------------------------------------------------------- */
+
+/* This rank's part of slot i with the moments of all its owners. */
+static ckpt_status collect(ckpt_trainer *t, size_t i, const float *flat, float *box, ckpt_err *err)
+{
+    ckpt_comm *c = holders(t, i);
+    int64_t *counts = malloc((size_t)c->size * sizeof *counts), mine = 0;
+    if (counts == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d ranks", c->size);
+    for (int r = 0; r < c->size; r++) {
+        int64_t lo, hi;
+        owned_by(t, i, r, &lo, &hi);
+        counts[r] = hi - lo;
+        if (r == c->rank)
+            mine = lo;
+    }
+    ckpt_status status =
+        ckpt_comm_allgather(c, sizeof *flat, flat + t->slots[i].at + mine, counts, box, err);
+    free(counts);
+    return status;
+}
+
+ckpt_status ckpt_spread_gather(ckpt_trainer *t, size_t i, const float *flat, bool state, float *out,
+                               ckpt_err *err)
+{
+    const ENG(param) *p = &t->net.params[i];
+    const float *from = flat + t->slots[i].at;
+    float *box = NULL;
+    ckpt_status status = CKPT_OK;
+    if (state && p->n > 0 && holders(t, i)->size > 1) {
+        box = malloc((size_t)p->n * sizeof *box);
+        if (box == NULL)
+            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %s", p->name);
+        CKPT_CHECK(collect(t, i, flat, box, err));
+        from = box;
+    }
+    status = ENG(network_gather)(&t->e, &t->net, t->base, p, from, out, err);
+done:
+    free(box);
+    return status;
+}

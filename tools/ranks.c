@@ -1,0 +1,113 @@
+/* Joining and leaving a run of several ranks (ranks.h). */
+#include "ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "io.h"
+
+#define PART "libckpt_mpi.so"
+
+/* Ranks that mpirun started, as Open MPI, MPICH and others' process managers say; 1 if none did. */
+static int64_t started_ranks(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                                        "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *v = getenv(names[i]);
+        long long n = v != NULL ? strtoll(v, NULL, 10) : 0;
+        if (n >= 1)
+            return n;
+    }
+    return 1;
+}
+
+/* Beside the program, or where `make install` puts it. */
+static char *part_path(ckpt_arena *arena)
+{
+    char self[4096];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n <= 0)
+        return ckpt_arena_strdup(arena, PART);
+    self[n] = '\0';
+    char *slash = strrchr(self, '/');
+    if (slash != NULL)
+        *slash = '\0';
+    char *beside = ckpt_arena_printf(arena, "%s/" PART, self);
+    char *installed = ckpt_arena_printf(arena, "%s/../lib/ckpt/" PART, self);
+    return beside != NULL && installed != NULL && access(beside, F_OK) != 0 ? installed : beside;
+}
+
+static ckpt_status join(ckpt_ranks *r, const ckpt_rank_opts *o, ckpt_err *err)
+{
+    int64_t tp = o->tp > 0 ? o->tp : 1, cp = o->cp > 0 ? o->cp : 1, ep = o->ep > 0 ? o->ep : 1;
+    int64_t dp = o->dp > 0 ? o->dp : r->world.size / (tp * cp);
+    int64_t want = tp * cp * (dp > 0 ? dp : 1);
+    if (want > r->world.size || (o->dp > 0 && want != r->world.size))
+        return ckpt_fail(
+            err, CKPT_E_USAGE,
+            "tp %lld x cp %lld x dp %lld need %lld ranks, there %s %d; start them with "
+            "mpirun -np %lld",
+            (long long)tp, (long long)cp, (long long)(dp > 0 ? dp : 1), (long long)want,
+            r->world.size == 1 ? "is" : "are", r->world.size, (long long)want);
+    return ckpt_eng_par_open(&r->par, &r->world, (int)tp, (int)cp, (int)dp, (int)ep,
+                             (ckpt_eng_cp_mode)(o->cp_mode > 0 ? o->cp_mode : 0), err);
+}
+
+ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
+                            ckpt_err *err)
+{
+    *out = NULL;
+    if (started_ranks() == 1 && o->tp <= 1 && o->cp <= 1 && o->dp <= 1 && o->ep <= 1)
+        return CKPT_OK;
+    ckpt_ranks *r = calloc(1, sizeof *r);
+    char *path = part_path(&tool->arena);
+    if (r == NULL || path == NULL) {
+        free(r);
+        return ckpt_tool_no_memory(err);
+    }
+    ckpt_status status = ckpt_comm_load(&r->world, path, err);
+    if (status != CKPT_OK) {
+        free(r);
+        return status;
+    }
+    tool->ranks = r;
+    if (r->world.rank != 0) {
+        tool->g.quiet = true;
+        tool->g.verbose = tool->progress = false;
+        if (freopen("/dev/null", "w", stdout) == NULL)
+            return ckpt_fail(err, CKPT_E_IO, "rank %d: /dev/null", r->world.rank);
+    }
+    status = join(r, o, err);
+    *out = r;
+    return status;
+}
+
+void ckpt_ranks_before_error(ckpt_tool *tool)
+{
+    const struct timespec wait = {.tv_sec = 1};
+    if (ckpt_ranks_lead(tool->ranks))
+        return;
+    nanosleep(&wait, NULL); /* rank 0, if it failed too, has ended this one by then */
+    fprintf(stderr, "ckpt: rank %d of %d failed:\n", tool->ranks->world.rank,
+            tool->ranks->world.size);
+}
+
+void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code)
+{
+    ckpt_ranks *r = tool->ranks;
+    tool->ranks = NULL;
+    if (r == NULL)
+        return;
+    if (failed && r->world.size > 1) {
+        fflush(NULL);
+        ckpt_comm_abort(&r->world, code);
+    }
+    if (r->par.world != NULL)
+        ckpt_eng_par_close(&r->par);
+    ckpt_comm_release(&r->world);
+    free(r);
+}

@@ -1,0 +1,35 @@
+/* Ranks of a command that runs the engine: the communication part is loaded only when there are several,
+ * by mpirun's word or by the sizes asked for. */
+#ifndef CKPT_TOOL_RANKS_H
+#define CKPT_TOOL_RANKS_H
+
+#include "par.h"
+#include "tool.h"
+
+/* Sizes; below 1: not given. dp then takes the ranks that are left. */
+typedef struct ckpt_rank_opts {
+    int64_t tp, cp, dp, ep;
+    int cp_mode; /* ckpt_eng_cp_mode */
+} ckpt_rank_opts;
+
+struct ckpt_ranks {
+    ckpt_comm world;
+    ckpt_eng_par par;
+};
+
+/* Join the others. *out stays NULL in one process; else it belongs to the tool, which ends it with the
+ * program. On ranks other than 0 nothing is printed from here on but errors of their own.
+ * Errors: CKPT_E_UNSUPPORTED the communication part is missing, CKPT_E_USAGE sizes that do not fit. */
+ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
+                            ckpt_err *err) CKPT_MUST_USE;
+static inline bool ckpt_ranks_lead(const ckpt_ranks *r)
+{
+    return r == NULL || r->world.rank == 0;
+}
+
+/* Before an error is printed: an error that all ranks have is rank 0's to say. */
+void ckpt_ranks_before_error(ckpt_tool *tool);
+/* The last thing: ends the other ranks too if this one failed. */
+void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code);
+
+#endif
