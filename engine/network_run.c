@@ -258,6 +258,12 @@ static ckpt_status block_backward(pass *p, int64_t i, real *dx)
     return status;
 }
 
+/* Ranks stop together, between steps: the caller's to agree on. */
+static ckpt_status interrupted(const pass *p)
+{
+    return p->e->par == NULL ? ckpt_check_interrupted(p->err) : CKPT_OK;
+}
+
 static bool all_finite(const real *x, int64_t n)
 {
     real sum = 0;
@@ -276,7 +282,7 @@ static ckpt_status blocks_forward(pass *p, int64_t lo, int64_t hi, real *x, real
         double aux[2] = {0, 0};
         bool reuse = !p->run->backward && before != NULL;
         p->records[i].x = x;
-        CKPT_CHECK(ckpt_check_interrupted(p->err));
+        CKPT_CHECK(interrupted(p));
         real *y = reuse ? before : ckpt_eng_take(p->e, p->T * H, sizeof *y);
         before = i > lo ? x : NULL; /* the first is the caller's */
         size_t mark = ckpt_eng_mark(p->e);
@@ -304,7 +310,7 @@ static ckpt_status blocks_backward(pass *p, int64_t lo, int64_t hi, real *dx)
     ckpt_status status = CKPT_OK;
     for (int64_t i = hi; i-- > lo;) {
         size_t mark = ckpt_eng_mark(p->e);
-        CKPT_CHECK(ckpt_check_interrupted(p->err));
+        CKPT_CHECK(interrupted(p));
         if (p->run->recompute) {
             double aux[2];
             int64_t *counts = p->run->expert_counts;

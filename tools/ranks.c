@@ -86,9 +86,9 @@ ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks
     return status;
 }
 
-void ckpt_ranks_before_error(ckpt_tool *tool)
+void ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status)
 {
-    const struct timespec wait = {.tv_sec = 1};
+    const struct timespec wait = {.tv_sec = status == CKPT_E_USAGE ? 60 : 5};
     if (ckpt_ranks_lead(tool->ranks))
         return;
     nanosleep(&wait, NULL); /* rank 0, if it failed too, has ended this one by then */

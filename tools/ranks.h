@@ -27,8 +27,9 @@ static inline bool ckpt_ranks_lead(const ckpt_ranks *r)
     return r == NULL || r->world.rank == 0;
 }
 
-/* Before an error is printed: an error that all ranks have is rank 0's to say. */
-void ckpt_ranks_before_error(ckpt_tool *tool);
+/* Before an error is printed: one that all ranks have, as those of usage, is rank 0's to say, which then
+ * ends the others. */
+void ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status);
 /* The last thing: ends the other ranks too if this one failed. */
 void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code);
 

@@ -1,0 +1,61 @@
+# Training on several ranks under mpirun: every kind of parallelism follows one process, a checkpoint
+# of one mesh goes on at another, a rank that dies ends the run. Needs mpirun and libckpt_mpi.so.
+if ! command -v mpirun >/dev/null || [ ! -e "$(dirname "$CKPT")/libckpt_mpi.so" ]; then
+    rc 4 train --resume "$FIXTURES/hf/kimi_linear_tiny" --data "$FIXTURES/fla/corpus.txt" --steps 1 --tp 2
+    one_line; err 'install libopenmpi-dev'
+    echo "SKIP train_mpi: no mpirun"
+    exit 0
+fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+# mpi WANT RANKS ARGS...: the program on several ranks; mpirun passes the exit code on.
+mpi() {
+    local want=$1 ranks=$2 got
+    shift 2
+    mpirun --oversubscribe --bind-to none -np "$ranks" "$CKPT" "$@" >$OUT 2>$ERR
+    got=$?
+    [ $got -eq "$want" ] || fail "mpirun -np $ranks ckpt $*: exit $got, expected $want: $(head -c 800 $ERR $OUT)"
+}
+# close_to A B LIMIT: losses of two metrics files, step by step, relative.
+close_to() {
+    paste -d' ' <(losses "$1") <(losses "$2") | awk -v limit="$3" 'function abs(x) { return x < 0 ? -x : x }
+        { n++; if (NF != 2 || !(abs($1 - $2) <= limit * $2)) { print "step " n ": " $0; bad = 1 } }
+        END { exit bad || n < 2 }' >far.txt || fail "$1 against $2: $(head -3 far.txt)"
+}
+losses() { grep '"loss"' "$1" | sed 's/.*"loss":\([^,]*\),.*/\1/'; }
+
+kimi=$FIXTURES/hf/kimi_linear_tiny
+run=(--data "$FIXTURES/fla/corpus.txt" --seq-len 16 --batch 4 --lr 1e-3 --threads 1)
+rc 0 train --resume "$kimi" "${run[@]}" --steps 20 --save one --metrics one.jsonl
+[ "$(losses one.jsonl | wc -l)" -eq 20 ] || fail "not 20 steps"
+mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --tp 2 --metrics tp2.jsonl --save tp2 --save-every 12
+close_to tp2.jsonl one.jsonl 1e-5
+[ "$(grep -c '^step 20:' $OUT)" -eq 1 ] || fail "not one rank's words: $(cat $OUT)"
+mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --cp 2 --metrics cp2.jsonl
+close_to cp2.jsonl one.jsonl 1e-5
+mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --metrics dp2.jsonl
+close_to dp2.jsonl one.jsonl 1e-5
+mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --ep 2 --micro-batch 1 --metrics ep2.jsonl
+close_to ep2.jsonl one.jsonl 1e-5
+mpi 0 4 train --resume "$FIXTURES/hf/bailing_hybrid_tiny" "${run[@]}" --steps 6 --tp 2 --cp 2 --ep 2 --metrics four.jsonl
+rc 0 train --resume "$FIXTURES/hf/bailing_hybrid_tiny" "${run[@]}" --steps 6 --metrics bailing.jsonl
+close_to four.jsonl bailing.jsonl 1e-5
+# Saved at one mesh, resumed at others: moments and weights are those of the whole model.
+rc 0 train --resume tp2 --iteration 12 "${run[@]}" --steps 20 --metrics back.jsonl
+grep '"loss"' one.jsonl | tail -n 8 >tail.jsonl
+close_to back.jsonl tail.jsonl 1e-5
+mpi 0 4 train --resume tp2 --iteration 12 "${run[@]}" --steps 20 --dp 2 --tp 2 --ep 4 --metrics other.jsonl
+close_to other.jsonl tail.jsonl 1e-5
+rc 0 verify tp2 --hash --iteration 20
+# Muon: matrices cut over ranks are orthogonalised whole.
+rc 0 train --resume "$kimi" "${run[@]}" --steps 4 --optimizer muon --muon-extra 0.2 --metrics muon.jsonl --save muon
+mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 4 --optimizer muon --muon-extra 0.2 --tp 2 --metrics muon2.jsonl --save muon2
+close_to muon2.jsonl muon.jsonl 1e-4
+
+# Errors: one line from rank 0, the others end with it.
+mpi 2 2 train --resume "$kimi" "${run[@]}" --steps 2 --tp 2 --cp 2
+err 'tp 2 x cp 2 x dp 1 need 4 ranks, there are 2; start them with mpirun -np 4'
+[ "$(grep -c '^ckpt: train: tp 2' $ERR)" -eq 1 ] || fail "said by every rank: $(cat $ERR)"
+mpi 2 3 train --resume "$kimi" "${run[@]}" --steps 2 --tp 3
+err 'block 0: 2 heads of linear attention cannot be cut into 3 parts'
+mpi 2 2 train --resume "$kimi" "${run[@]}" --steps 2 --batch 3; err 'not divisible by micro-batch'
+rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --tp 2; one_line; err 'start them with mpirun -np 2'
