@@ -86,14 +86,16 @@ ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks
     return status;
 }
 
-void ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status)
+bool ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status)
 {
     const struct timespec wait = {.tv_sec = status == CKPT_E_USAGE ? 60 : 5};
     if (ckpt_ranks_lead(tool->ranks))
-        return;
-    nanosleep(&wait, NULL); /* rank 0, if it failed too, has ended this one by then */
+        return true;
+    if (nanosleep(&wait, NULL) != 0) /* SIGTERM: rank 0 failed too */
+        return false;
     fprintf(stderr, "ckpt: rank %d of %d failed:\n", tool->ranks->world.rank,
             tool->ranks->world.size);
+    return true;
 }
 
 void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code)

@@ -28,8 +28,8 @@ static inline bool ckpt_ranks_lead(const ckpt_ranks *r)
 }
 
 /* Before an error is printed: one that all ranks have, as those of usage, is rank 0's to say, which then
- * ends the others. */
-void ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status);
+ * ends the others. False: this rank is being ended, and says nothing. */
+bool ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status);
 /* The last thing: ends the other ranks too if this one failed. */
 void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code);
 
