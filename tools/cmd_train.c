@@ -1,5 +1,6 @@
 /* ckpt train: continue training a checkpoint, or begin. Order of events: options, the base, what the run
  * it belongs to was, data, network and optimizer state, the directory to save in; then steps. */
+#include "train_init.h"
 #include "train_run.h"
 
 #include <errno.h>
@@ -35,6 +36,13 @@ static ckpt_status open_base(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status;
     ckpt_err why = {0};
+    if (run->o->init != NULL) {
+        const uint64_t seed = run->o->seed >= 0 ? (uint64_t)run->o->seed : CKPT_TRAIN_SEED;
+        run->from = run->o->init;
+        run->from_config = true;
+        return ckpt_train_init(&run->src, &run->base, run->from, seed, (int)run->tool->g.threads,
+                               err);
+    }
     run->from = run->o->resume;
     CKPT_CHECK(ckpt_tool_open(run->tool, &run->src, run->from, run->o->iteration, err));
     ckpt_tool_warnings(run->tool, &run->src);
@@ -379,8 +387,6 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     CKPT_CHECK(check_options(run, err));
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     run->schedule_given = gives_schedule(run->o);
-    if (run->o->init != NULL)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--init is not built yet");
     CKPT_CHECK(open_base(run, err));
     CKPT_CHECK(ckpt_train_resolve(run, err));
     CKPT_CHECK(open_data(run, err));
@@ -428,7 +434,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
 
 const ckpt_command ckpt_cmd_train = {
     .name = "train",
-    .synopsis = "--resume PATH --data FILE --steps N",
+    .synopsis = "--resume PATH|--init CONFIG --data FILE --steps N",
     .what = "train a model, exactly resumable from any checkpoint it saves",
     .opts = ckpt_train_rows,
     .opts_size = sizeof(ckpt_train_opts),

@@ -8,6 +8,8 @@
 
 #include <time.h>
 
+#define CKPT_TRAIN_SEED 1234
+
 /* Not given: -1 for numbers and choices, false, NULL. What is not given comes from the checkpoint that
  * is resumed, else from the defaults. */
 typedef struct ckpt_train_opts {
