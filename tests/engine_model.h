@@ -46,7 +46,6 @@ static inline void model_pass(model_run *m, const ENG(batch) * batch)
     ENG(network_zero_grads)(&m->net);
     OK(ENG(network_run)(&m->e, &m->net, batch, &m->run, &error));
     OK(ckpt_eng_reserve(&m->e, m->e.peak, &error));
-    m->run.aux_loss = m->run.z_loss = m->run.mtp_loss = 0;
     OK(ENG(network_run)(&m->e, &m->net, batch, &m->run, &error));
 }
 

@@ -39,6 +39,8 @@ static const ckpt_opt rows[] = {
      "--forward: the same of gradients (reference 2e-4, else 0)",                                                                                  0, 0},
     {"latent-eps",            CKPT_OPT_REAL,   AT(latent_eps),            "X",
      "--forward: epsilon of MLA's latent norms (default: the model's)",                                                                            0, 0},
+    {"mtp-coef",              CKPT_OPT_REAL,   AT(mtp_coef),              "X",
+     "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                  0, 0},
     {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
      "--forward: recompute activations, using less memory",                                                                                        0, 0},
     {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",           "not built yet",                                        0, 0},
@@ -404,13 +406,14 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
     if (missing != NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: not built yet", missing);
     bool needs_forward = o->reference != NULL || o->tokens != NULL || o->rtol >= 0 ||
-                         o->grad_rtol >= 0 || o->latent_eps > 0 || o->recompute;
+                         o->grad_rtol >= 0 || o->latent_eps > 0 || o->mtp_coef >= 0 || o->recompute;
     if (needs_forward && !o->forward)
         return ckpt_fail(err, CKPT_E_USAGE, "%s needs --forward",
                          o->reference != NULL ? "--reference"
                          : o->tokens != NULL  ? "--tokens"
                          : o->recompute       ? "--recompute"
                          : o->latent_eps > 0  ? "--latent-eps"
+                         : o->mtp_coef >= 0   ? "--mtp-coef"
                                               : "a tolerance");
     if (o->reference != NULL && (o->against != NULL || o->tokens != NULL))
         return ckpt_fail(err, CKPT_E_USAGE,
@@ -530,7 +533,7 @@ static void defaults(void *opts)
 {
     verify_opts *o = opts;
     o->iteration = -1;
-    o->rtol = o->grad_rtol = -1;
+    o->rtol = o->grad_rtol = o->mtp_coef = -1;
 }
 
 const ckpt_command ckpt_cmd_verify = {

@@ -8,7 +8,7 @@ typedef struct verify_opts {
     bool hash, files, write, values, strict, duplicates, forward, force, allow_unknown,
         allow_unknown_objects, recompute;
     const char *against, *roundtrip, *signature, *reference, *tokens;
-    double rtol, grad_rtol, latent_eps; /* tolerances: below 0 = not given */
+    double rtol, grad_rtol, latent_eps, mtp_coef; /* below 0 = not given */
     int64_t iteration;
 } verify_opts;
 

@@ -19,6 +19,7 @@
 #define MAX_TOKENS ((int64_t)1 << 24)
 #define LOGITS_RTOL 2e-5
 #define GRAD_RTOL 2e-4
+#define MTP_COEF 0.1 /* Megatron's mtp_loss_scaling_factor */
 
 typedef struct tokens {
     ckpt_eng_seq seq;
@@ -232,7 +233,10 @@ static ckpt_status run_model(verification *v, const ckpt_model *model, const tok
     out->logits = malloc((size_t)t->n * (size_t)out->net.spec.V * sizeof *out->logits);
     if (out->logits == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for logits");
-    out->run = (ENG(run)){.backward = true, .recompute = v->o->recompute, .logits = out->logits};
+    out->run = (ENG(run)){.backward = true,
+                          .recompute = v->o->recompute,
+                          .mtp_coef = v->o->mtp_coef >= 0 ? v->o->mtp_coef : MTP_COEF,
+                          .logits = out->logits};
     CKPT_CHECK(ENG(network_run)(&out->e, &out->net, &batch, &out->run, err));
     if (v->tool->g.verbose)
         ckpt_tool_note(v->tool, "engine: %s for activations, %s each for parameters and gradients",
@@ -250,6 +254,16 @@ static void passed_free(passed *p)
     ckpt_eng_release(&p->e);
     free(p->logits);
     p->logits = NULL;
+}
+
+/* Without its loss, multi-token prediction is no part of the model. */
+static bool has_gradient(const passed *r, const ENG(param) * p)
+{
+    bool mtp = strncmp(p->name, "mtp.", 4) == 0;
+    long long block = -1;
+    if (!mtp && sscanf(p->name, "blocks.%lld.", &block) == 1)
+        mtp = block >= r->net.spec.main_blocks;
+    return p->grad != NULL && !(mtp && r->run.mtp_coef == 0);
 }
 
 static double grad_norm(const ENG(param) * p)
@@ -381,7 +395,7 @@ static ckpt_status compare_checkpoint(verification *v, const passed *a, const to
         const ENG(param) *p = &a->net.params[i], *q = ENG(network_param)(&b.net, p->name);
         if (q == NULL || q->n != p->n)
             ckpt_verify_warning(v, "gradient of %s: not a parameter of %s", p->name, v->o->against);
-        else if (p->grad != NULL)
+        else if (has_gradient(a, p))
             add_grad(v, &c, p->name, p->grad, q->grad, p->n);
     }
     show_comparison(v, &c, v->o->against);
@@ -463,7 +477,7 @@ static ckpt_status compare_gradients(verification *v, const ckpt_model *ref, con
     for (size_t i = 0; i < a->net.n_params; i++) {
         const ENG(param) *p = &a->net.params[i];
         int64_t at = ckpt_model_find(ref, p->name);
-        if (p->grad == NULL)
+        if (!has_gradient(a, p))
             continue;
         if (at < 0) {
             ckpt_verify_problem(v, "gradient of %s: not in the reference", p->name);
@@ -523,15 +537,20 @@ static ckpt_status show_run(verification *v, const passed *p, const tokens *t, c
     ckpt_jw *w = &v->tool->json;
     if (v->tool->g.json) {
         ckpt_jw_real(w, "loss", p->run.loss);
+        if (p->net.spec.mtp_layers > 0)
+            ckpt_jw_real(w, "mtp_loss", p->run.mtp_loss);
         ckpt_jw_string(w, "logits_digest", hex);
         ckpt_jw_u64(w, "tokens", (uint64_t)t->n);
         ckpt_jw_open(w, "grad_norms", '{');
     } else if (ckpt_tool_text(v->tool)) {
         printf("%lld tokens in %lld sequences: loss %.8f, logits sha256 %s\n", (long long)t->n,
                (long long)t->seq.n, p->run.loss, hex);
+        if (p->net.spec.mtp_layers > 0)
+            printf("multi-token prediction: loss %.8f with its share %g\n", p->run.mtp_loss,
+                   p->run.mtp_coef);
     }
     for (size_t i = 0; i < p->net.n_params; i++) {
-        if (p->net.params[i].grad == NULL)
+        if (!has_gradient(p, &p->net.params[i]))
             continue;
         double norm = grad_norm(&p->net.params[i]);
         all += norm * norm;

@@ -7,6 +7,17 @@ done
 # transformers normalises MLA's latents with 1e-6 whatever the model says.
 rc 0 verify $hf/kimi_linear_tiny --forward --reference $hf/kimi_linear_tiny.reference.safetensors \
     --latent-eps 1e-6 --rtol 1e-5 --grad-rtol 5e-5
+# Megatron-Core's own run, in float64: grouped queries, biases, squared ReLU, MoE, MLA, and the gradients
+# of two depths of multi-token prediction.
+for m in gpt_dense gpt_relu2 gpt_moe gpt_moe_all gpt_mla_mtp; do
+    rc 0 verify $mc/$m --forward --reference $mc/$m.reference.safetensors --rtol 2e-6 --grad-rtol 5e-6
+done
+out '^multi-token prediction: loss 0.5779'; out ' mtp\.[0-9]+\.eh_proj\.weight'
+rc 1 verify $mc/gpt_mla_mtp --forward --reference $mc/gpt_mla_mtp.reference.safetensors --mtp-coef 0.2
+out 'gradient of mtp\.'; no_out 'failed: logits'
+rc 0 verify $mc/gpt_mla_mtp --forward --mtp-coef 0; no_out ' mtp\.'; no_out 'blocks\.[67]\.'
+rc 2 verify $mc/gpt_mla_mtp --mtp-coef 0.1; one_line; err 'needs --forward'
+rc 0 verify $mc/gpt_mla_mtp --forward --json; out '"mtp_loss": *[0-9]'
 # The rest has logits alone.
 for m in qwen2_tiny qwen3_tiny qwen3_moe_tiny llama3_tiny moonlight_tiny bailing_hybrid_tiny qwen3_5_tiny; do
     case $m in moonlight* | bailing*) eps='--latent-eps 1e-6' ;; *) eps= ;; esac
