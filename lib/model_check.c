@@ -213,31 +213,44 @@ ckpt_status ckpt_bind_depths_stored(ckpt_binder *b, ckpt_err *err)
 static ckpt_status check_present(ckpt_binder *b, ckpt_err *err)
 {
     static const struct {
+        char letter;
         const char *key, *tail;
-        bool always; /* stated when false, too */
+        bool always;  /* stated when false, too */
+        bool lacking; /* may be missing although the configuration has it: some of Megatron's MLA
+                         layers have no latent norms whatever qk_layernorm says. One that is stored
+                         although it is off is always refused: to run it would add a norm. */
     } flags[] = {
-        {"attn_bias", ".attn.q.bias",        false},
-        {"attn_gate", ".attn.gate.weight",   false},
-        {"qk_norm",   ".attn.q_norm.weight", true },
+        {'*', "attn_bias",   ".attn.q.bias",          false, false},
+        {'*', "attn_gate",   ".attn.gate.weight",     false, false},
+        {'*', "qk_norm",     ".attn.q_norm.weight",   true,  false},
+        {'+', "latent_norm", ".mla.kv_a_norm.weight", true,  true },
     };
     ckpt_model *m = b->m;
-    bool attention = false;
-    for (size_t i = 0; i < b->n_blocks; i++)
-        attention =
-            attention || ckpt_kinds[b->block_kind[i] < 0 ? 0 : b->block_kind[i]].letter == '*';
-    for (size_t f = 0; attention && f < sizeof flags / sizeof flags[0]; f++) {
+    for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
         const char *seen = NULL;
-        bool said = false;
+        bool said = false, has = false;
+        for (size_t i = 0; i < b->n_blocks; i++)
+            has = has ||
+                  (b->block_kind[i] >= 0 && ckpt_kinds[b->block_kind[i]].letter == flags[f].letter);
+        if (!has)
+            continue;
         for (size_t i = 0; i < m->n_tensors && seen == NULL; i++) {
             size_t n = strlen(m->tensors[i].name), tail = strlen(flags[f].tail);
             if (n > tail && strcmp(m->tensors[i].name + n - tail, flags[f].tail) == 0)
                 seen = m->tensors[i].name;
         }
         bool stated = ckpt_json_bool(ckpt_json_get(m->config, flags[f].key), &said);
-        if (b->configured && said != (seen != NULL) && !b->opts->lenient)
-            return ckpt_fail(err, CKPT_E_FORMAT, "configuration says %s %s, but %s%s", flags[f].key,
-                             said ? "true" : "false", seen != NULL ? seen : flags[f].tail + 1,
-                             seen != NULL ? " is stored" : " is missing");
+        if (b->configured && said != (seen != NULL) && !(said && flags[f].lacking)) {
+            ckpt_err found = {0};
+            ckpt_status status =
+                ckpt_fail(&found, CKPT_E_FORMAT, "configuration says %s %s, but %s%s", flags[f].key,
+                          said ? "true" : "false", seen != NULL ? seen : flags[f].tail + 1,
+                          seen != NULL ? " is stored" : " is missing");
+            if (!b->opts->lenient)
+                return ckpt_fail(err, status, "%s", found.text);
+            if (ckpt_bind_note(b, err, "%s", found.text) != CKPT_OK)
+                return CKPT_E_NOMEM;
+        }
         if (!b->configured && !stated && (flags[f].always || seen != NULL) &&
             !ckpt_json_set(m->config, flags[f].key, ckpt_json_new_bool(seen != NULL)))
             return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
@@ -347,6 +360,7 @@ ckpt_status ckpt_bind_finish(ckpt_binder *b, const char *pattern, ckpt_err *err)
 {
     ckpt_model *m = b->m;
     ckpt_status status = CKPT_OK;
+    ckpt_err found = {0};
     int64_t embed = ckpt_model_find(m, "embed.weight");
     if (ckpt_sym_get(&m->syms, "V", 1) == 0 && embed >= 0)
         (void)ckpt_sym_set(&m->syms, "V", m->tensors[embed].dims[0]);
@@ -362,6 +376,8 @@ ckpt_status ckpt_bind_finish(ckpt_binder *b, const char *pattern, ckpt_err *err)
     m->n_main = m->n_blocks - (int)mtp_blocks;
     if (!b->opts->lenient)
         CKPT_TRY(ckpt_config_check(m->config, err), "configuration");
+    else if (ckpt_config_check(m->config, &found) != CKPT_OK)
+        status = ckpt_bind_note(b, err, "configuration: %s", found.text);
 done:
     return status;
 }

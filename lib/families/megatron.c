@@ -370,6 +370,7 @@ ckpt_status ckpt_megatron_read(const ckpt_json *stored, ckpt_json *canon, int a_
         CKPT_CHECK(read_gate(stored, canon, err));
     if (ckpt_field_applies(canon, "E"))
         CKPT_CHECK(read_moe(stored, canon, err));
+    status = ckpt_megatron_rules(stored, canon, err);
 done:
     return status;
 }

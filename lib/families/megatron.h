@@ -202,6 +202,10 @@ extern const size_t ckpt_megatron_n_constants;
 /* Everything but the layers. a_layer: blocks of one Megatron layer (GPT 2, hybrid 1). */
 ckpt_status ckpt_megatron_read(const ckpt_json *stored, ckpt_json *canon, int a_layer,
                                ckpt_err *err) CKPT_MUST_USE;
+/* Rules over several arguments (megatron_rules.c), after the canonical configuration is read from
+ * them. Errors: CKPT_E_FORMAT naming the field. */
+ckpt_status ckpt_megatron_rules(const ckpt_json *stored, const ckpt_json *canon,
+                                ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_megatron_write(const ckpt_field_write *w, int a_layer,
                                 ckpt_err *err) CKPT_MUST_USE;
 /* Rotary embedding of attention and MLA (megatron_rope.c). */
