@@ -314,6 +314,7 @@ static const struct {
       .top_k = 4,
       .groups = 4,
       .group_top_k = 2,
+      .group_best = 2,
       .normalize = true,
       .scale = 2.5,
       .z_coef = 0.05,
