@@ -11,13 +11,12 @@
 
 static const ckpt_command cmd_gate = {.name = "gate",
                                       .what = "run a matrix of compatibility cases"};
-static const ckpt_command cmd_sign = {.name = "sign", .what = "sign a manifest"};
 static const ckpt_command cmd_bench = {.name = "bench", .what = "measure this machine"};
 static const ckpt_command cmd_report = {.name = "report", .what = "draw results as HTML"};
 
 static const ckpt_command *const commands[] = {
     &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff, &ckpt_cmd_formats,
-    &ckpt_cmd_train,   &cmd_gate,         &cmd_sign,        &cmd_bench,     &cmd_report,
+    &ckpt_cmd_train,   &cmd_gate,         &ckpt_cmd_sign,   &cmd_bench,     &cmd_report,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };

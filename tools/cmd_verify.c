@@ -43,7 +43,10 @@ static const ckpt_opt rows[] = {
      "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                  0, 0},
     {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
      "--forward: recompute activations, using less memory",                                                                                        0, 0},
-    {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",           "not built yet",                                        0, 0},
+    {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",
+     "check the signature with this public key, before anything else",                                                                             0, 0},
+    {"signature-file",        CKPT_OPT_STRING, AT(signature_file),        "FILE",
+     "where it is (default PATH/model.sig, or PATH.sig)",                                                                                          0, 0},
     {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,            NULL,                                                   0, 0},
 };
 #undef AT
@@ -333,6 +336,8 @@ static void print_lines(const verification *v, FILE *out, ckpt_paint paint, cons
 
 static void print_proved(verification *v)
 {
+    if (v->n_signed > 0)
+        printf(", %zu file%s as signed", v->n_signed, ckpt_tool_plural(v->n_signed));
     if (v->compared)
         printf(", all digests match the manifest");
     if (v->compared_other)
@@ -400,11 +405,10 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
         {NULL,        NULL         },
     };
     const verify_opts *o = v->o;
-    const char *missing = o->roundtrip != NULL   ? "--roundtrip"
-                          : o->signature != NULL ? "--signature"
-                                                 : NULL;
-    if (missing != NULL)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: not built yet", missing);
+    if (o->roundtrip != NULL)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--roundtrip: not built yet");
+    if (o->signature_file != NULL && o->signature == NULL)
+        return ckpt_fail(err, CKPT_E_USAGE, "--signature-file needs --signature KEY");
     bool needs_forward = o->reference != NULL || o->tokens != NULL || o->rtol >= 0 ||
                          o->grad_rtol >= 0 || o->latent_eps > 0 || o->mtp_coef >= 0 || o->recompute;
     if (needs_forward && !o->forward)
@@ -473,6 +477,11 @@ static ckpt_status verify(verification *v, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(check_options(v, err));
+    if (v->o->signature != NULL) {
+        CKPT_CHECK(ckpt_verify_signature(v, err));
+        if (v->problems.n > 0) /* nothing of it is parsed */
+            goto done;
+    }
     CKPT_CHECK(ckpt_verify_look_at_other(v, err));
     status = open_all(v, err);
     if (status != CKPT_OK && status != CKPT_E_IO && status != CKPT_E_INTERRUPTED &&

@@ -35,6 +35,7 @@ ls /usr/lib/llvm-*/lib/libomp.so | libomp-dev
 command -v clang-format      | clang-format
 command -v shellcheck        | shellcheck
 command -v python3           | python3
+command -v openssl           | openssl
 python3 -c "import ensurepip"| python3-venv
 test -x /usr/bin/time        | time
 command -v mpicc             | libopenmpi-dev

@@ -74,7 +74,7 @@ library() { # HEADER-REGEX ALLOWED-PATH-REGEX WHAT
     forbid "$3" "^ *# *include *[<\"]($1)" "${files[@]}"
 }
 library '(cjson/)?cJSON\.h' '^lib/json\.c$' 'cJSON.h only in lib/json.c'
-library 'openssl/' '^lib/hash\.c$' 'OpenSSL only in lib/hash.c'
+library 'openssl/' '^lib/(hash|sign)\.c$' 'OpenSSL only in lib/hash.c and lib/sign.c'
 library 'zlib\.h' '^(formats/(zip|zip_write|dcp_common|hdf5_filter)|lib/crc)\.c$' \
     'zlib only in lib/crc.c and where formats inflate or deflate'
 library '(hdf5|H5public)\.h>' '^formats/hdf5_(scan\.h|scan\.c|dataset\.c|driver\.c|write\.c)$' 'libhdf5 only in formats/hdf5_*'

@@ -7,7 +7,7 @@
 typedef struct verify_opts {
     bool hash, files, write, values, strict, duplicates, forward, force, allow_unknown,
         allow_unknown_objects, recompute;
-    const char *against, *roundtrip, *signature, *reference, *tokens;
+    const char *against, *roundtrip, *signature, *signature_file, *reference, *tokens;
     double rtol, grad_rtol, latent_eps, mtp_coef; /* below 0 = not given */
     int64_t iteration;
 } verify_opts;
@@ -27,6 +27,7 @@ typedef struct verification {
     bool has_manifest, compared; /* compared: digests with the manifest */
     bool compared_other;         /* with what --against names */
     bool part;                   /* one file of a directory: the manifest is cut down to it */
+    size_t n_signed;             /* files that --signature found as they were signed */
     size_t n_finite;             /* tensors that --values looked at */
     ckpt_tensor_hash *tensors;   /* NULL: not computed */
     ckpt_file_hash *files;       /* NULL: not computed */
@@ -61,6 +62,9 @@ void ckpt_verify_shape_problem(verification *v, const ckpt_canon *t, const ckpt_
  * *explained tells whether a difference was found. */
 ckpt_status ckpt_verify_explain(verification *v, const ckpt_err *open_error, bool *explained,
                                 ckpt_err *err) CKPT_MUST_USE;
+
+/* verify_signature.c */
+ckpt_status ckpt_verify_signature(verification *v, ckpt_err *err) CKPT_MUST_USE;
 
 /* verify_part.c */
 /* PATH is one file that the manifest of its directory lists: bind what is there and compare with

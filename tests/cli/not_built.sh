@@ -1,5 +1,4 @@
 # What comes later says so and creates nothing.
 k=$FIXTURES/hf/kimi_linear_tiny
 rc 4 verify $k --roundtrip megatron,tp=2; one_line; err 'not built yet'
-rc 4 verify $k --signature key; one_line; err 'not built yet'
 nothing_but

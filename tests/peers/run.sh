@@ -328,5 +328,41 @@ t hdf5_compressed_loads_in_h5py hdf5_written --compress shuffle-deflate:6
 t hdf5_of_h5py_oldest_format hdf5_foreign earliest
 t hdf5_of_h5py_format_1_10 hdf5_foreign v110
 
+# ---- OpenSSF model signing ----------------------------------------------------------------------
+
+model_signing() {
+    "$(dirname "$python")/model_signing" "$@" 2>&1
+}
+signed_by_us() { # CURVE: model_signing accepts what ckpt signed, and nothing else
+    rm -rf "$work"/sig*
+    openssl ecparam -name "$1" -genkey -noout -out "$work/sig.pem"
+    openssl ec -in "$work/sig.pem" -pubout -out "$work/sig.pub" 2>/dev/null
+    convert fixtures/hf/llama_tiny_tied "$work/sig"
+    mkdir "$work/sig/a" "$work/sig/.git"
+    echo 1 >"$work/sig/a/b"
+    echo 2 >"$work/sig/a.txt" # before or after a/b, as one compares
+    echo 3 >"$work/sig/.git/HEAD"
+    "$ckpt" sign "$work/sig" --key "$work/sig.pem"
+    model_signing verify key "$work/sig" --public_key "$work/sig.pub" --signature "$work/sig/model.sig" |
+        grep 'Verification succeeded'
+    echo 4 >>"$work/sig/a/b"
+    if model_signing verify key "$work/sig" --public_key "$work/sig.pub" \
+        --signature "$work/sig/model.sig"; then
+        return 1
+    fi
+    echo "accepted; refused after a change"
+}
+signed_by_peer() { # ckpt accepts what model_signing signed, and nothing else
+    rm -f "$work"/sig/model.sig
+    model_signing sign key "$work/sig" --private_key "$work/sig.pem" --signature "$work/sig/model.sig"
+    "$ckpt" verify "$work/sig" --signature "$work/sig.pub" | grep ' 6 files as signed'
+    echo 5 >>"$work/sig/a/b"
+    if "$ckpt" verify "$work/sig" --signature "$work/sig.pub" >"$work/sig.out"; then return 1; fi
+    grep '^failed: a/b: differs from the signed digest' "$work/sig.out"
+}
+t model_signing_verifies_p256 signed_by_us prime256v1
+t model_signing_verifies_p384 signed_by_us secp384r1
+t verify_of_model_signing signed_by_peer
+
 echo "peers: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]

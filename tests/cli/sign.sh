@@ -1,0 +1,67 @@
+# ckpt sign and verify --signature: what was signed passes, everything else is named.
+k=$FIXTURES/hf/llama_tiny_tied
+command -v openssl >/dev/null || { fail 'openssl is missing'; return; }
+openssl ecparam -name prime256v1 -genkey -noout -out ec.pem; openssl ec -in ec.pem -pubout -out ec.pub 2>/dev/null
+openssl ecparam -name prime256v1 -genkey -noout -out other.pem; openssl ec -in other.pem -pubout -out other.pub 2>/dev/null
+openssl genpkey -algorithm ed25519 -out ed.pem; openssl pkey -in ed.pem -pubout -out ed.pub
+openssl ecparam -name secp384r1 -genkey -noout -out p384.pem; openssl ec -in p384.pem -pubout -out p384.pub 2>/dev/null
+rc 0 convert $k m; mkdir m/sub; echo text >m/sub/note.txt; echo own >m/.gitignore
+for key in ec ed p384; do
+    rc 0 sign m --key $key.pem --force; out "^5 files signed in m/model.sig, key [0-9a-f]{64}$"
+    rc 0 verify m --signature $key.pub; out ', 5 files as signed'
+    rc 1 verify m --signature other.pub; out 'failed: m/model.sig: made with key [0-9a-f]{12}, not [0-9a-f]{12} of other.pub'
+done
+rc 0 sign m --key ec.pem --force --json; out '"key":"[0-9a-f]{64}"'; out '"root":"[0-9a-f]{64}"'
+rc 2 sign m --key ec.pem; one_line; err 'm/model.sig: exists already'
+rc 2 sign m; one_line; err -- '--key FILE is missing'
+rc 5 sign m --key no.pem --force; one_line; err 'no.pem: No such file'
+rc 3 sign m --key ec.pub --force; one_line; err 'ec.pub: expected a private key in PEM'
+rc 3 verify m --signature ec.pem; one_line; err 'ec.pem: expected a public key in PEM'
+openssl ec -in ec.pem -aes256 -passout pass:x -out enc.pem 2>/dev/null; rc 3 sign m --key enc.pem --force </dev/null; one_line; err 'not encrypted'
+openssl genrsa -out rsa.pem 2>/dev/null; rc 4 sign m --key rsa.pem --force; one_line; err 'expected a key for Ed25519 or ECDSA .*, found RSA'
+# tampering, by name; the model is not parsed
+cp m/config.json keep; echo ' ' >>m/config.json; rc 1 verify m --signature ec.pub; out '^failed: config.json: differs from the signed digest'; cp keep m/config.json
+flip m/model.safetensors 70000; rc 1 verify m --signature ec.pub; out 'failed: model.safetensors: differs'; flip m/model.safetensors 70000
+echo x >m/new.py; rc 1 verify m --signature ec.pub; out 'failed: new.py: is not among the signed files'; rm m/new.py
+mv m/sub/note.txt .; rc 1 verify m --signature ec.pub; out 'failed: sub/note.txt: signed but missing'; mv note.txt m/sub
+ln -s ../keep m/link; rc 4 verify m --signature ec.pub; one_line; err 'm/link: a symbolic link cannot be signed'; rm m/link
+rc 0 verify m --signature ec.pub --hash; out '5 files as signed, all digests match'
+# the statement or the signature altered
+cp m/model.sig keep.sig
+python=$(command -v python3) || { fail 'python3 is missing'; return; }
+alter() { "$python" - "$1" <<'PY'
+import base64, json, sys
+d = json.load(open("keep.sig"))
+e = d["dsseEnvelope"]
+p = base64.b64decode(e["payload"])
+what = sys.argv[1]
+if what == "payload":
+    e["payload"] = base64.b64encode(p.replace(b"config.json", b"confog.json")).decode()
+elif what == "sig":
+    s = bytearray(base64.b64decode(e["signatures"][0]["sig"]))
+    s[-1] ^= 1
+    e["signatures"][0]["sig"] = base64.b64encode(s).decode()
+elif what == "hint":
+    d["verificationMaterial"]["publicKey"]["hint"] = ""
+    e["signatures"][0]["sig"] = "AAAA"
+elif what == "base64":
+    e["payload"] = e["payload"][:-1] + "!"
+elif what == "none":
+    e["signatures"] = []
+elif what == "type":
+    e["payloadType"] = "text/plain"
+json.dump(d, open("m/model.sig", "w"))
+PY
+}
+for what in payload sig hint; do alter $what; rc 1 verify m --signature ec.pub; out 'failed: m/model.sig: the signature is not valid for ec.pub'; done
+for what in base64 none; do alter $what; rc 3 verify m --signature ec.pub; one_line; err 'm/model.sig: no DSSE envelope with a signature'; done
+alter type; rc 4 verify m --signature ec.pub; one_line; err "found 'text/plain'"
+echo '{' >m/model.sig; rc 3 verify m --signature ec.pub; one_line; err 'm/model.sig'
+rm m/model.sig; rc 5 verify m --signature ec.pub; one_line; err 'm/model.sig: No such file'
+rc 2 verify m --signature-file keep.sig; one_line; err 'needs --signature KEY'
+rc 0 verify m --signature ec.pub --signature-file keep.sig
+# a single file, parts left out, a key's own check by openssl
+rc 0 convert $k one.safetensors; rc 0 sign one.safetensors --key ed.pem; out '1 file signed in one.safetensors.sig'
+rc 0 verify one.safetensors --signature ed.pub; flip one.safetensors 70000; rc 1 verify one.safetensors --signature ed.pub; out 'one.safetensors: differs from the signed'
+rc 0 sign m --key ec.pem --ignore sub --signature s.sig; out '^4 files'; rc 0 verify m --signature ec.pub --signature-file s.sig
+rc 2 sign m --key ec.pem --ignore ../x --force; one_line; err 'no path below'

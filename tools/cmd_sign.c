@@ -1,0 +1,153 @@
+/* ckpt sign: a signature over the digest of every file of a model (statement.h says in what form). */
+#include "io.h"
+#include "statement.h"
+
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct sign_opts {
+    const char *key, *signature;
+    ckpt_strings ignore;
+    bool allow_symlinks, force;
+} sign_opts;
+
+/* clang-format off */
+#define AT(field) offsetof(sign_opts, field)
+static const ckpt_opt rows[] = {
+    {"key",            CKPT_OPT_STRING, AT(key),            "FILE", "private key in PEM: Ed25519, or ECDSA P-256, P-384, P-521", 0, 0},
+    {"signature",      CKPT_OPT_STRING, AT(signature),      "FILE", "where to write it (default PATH/model.sig, or PATH.sig)", 0, 0},
+    {"ignore",         CKPT_OPT_LIST,   AT(ignore),         "NAME", "leave out a file or directory below PATH", 0, 0},
+    {"allow-symlinks", CKPT_OPT_FLAG,   AT(allow_symlinks), NULL,   "sign what symbolic links lead to", 0, 0},
+    {"force",          CKPT_OPT_FLAG,   AT(force),          NULL,   "replace an existing signature", 0, 0},
+    {NULL,             CKPT_OPT_FLAG,   0,                  NULL,   NULL, 0, 0},
+};
+#undef AT
+/* clang-format on */
+
+/* The signature itself and what git keeps are no part of the model, as in OpenSSF model signing. */
+static ckpt_status ignore_usual(ckpt_statement *s, const char *model, const char *signature,
+                                const sign_opts *o, ckpt_err *err)
+{
+    static const char *const git[] = {".git", ".gitattributes", ".github", ".gitignore"};
+    ckpt_status status = CKPT_OK;
+    CKPT_CHECK(ckpt_statement_ignore_signature(s, model, signature, err));
+    for (size_t i = 0; i < sizeof git / sizeof git[0]; i++)
+        CKPT_CHECK(ckpt_statement_ignore(s, git[i], err));
+    for (size_t i = 0; i < o->ignore.n; i++) {
+        if (!ckpt_name_is_safe(o->ignore.items[i], true))
+            return ckpt_fail(err, CKPT_E_USAGE, "--ignore: '%s' is no path below the model",
+                             o->ignore.items[i]);
+        CKPT_CHECK(ckpt_statement_ignore(s, o->ignore.items[i], err));
+    }
+done:
+    return status;
+}
+
+/* The root that the manifest tells; its file is signed with the others. */
+static ckpt_status find_root(ckpt_statement *s, const char *model, ckpt_err *err)
+{
+    ckpt_manifest m = {0};
+    char hex[2 * CKPT_SHA256_LEN + 1];
+    const char *path = ckpt_path_join(&s->arena, model, CKPT_MANIFEST_NAME);
+    if (path == NULL)
+        return ckpt_tool_no_memory(err);
+    if (!ckpt_is_dir(model) || !ckpt_exists(path))
+        return CKPT_OK;
+    ckpt_status status = ckpt_manifest_read(path, &m, err);
+    if (status == CKPT_OK) {
+        ckpt_hex(m.root, hex);
+        s->root = ckpt_arena_strdup(&s->arena, hex);
+    }
+    ckpt_manifest_release(&m);
+    return status;
+}
+
+static const char *model_name(ckpt_arena *arena, const char *path)
+{
+    const char *base = ckpt_basename(path);
+    return ckpt_arena_strndup(arena, base, strcspn(base, "/"));
+}
+
+static void put_bundle(ckpt_buf *out, const ckpt_buf *payload, const ckpt_buf *sig,
+                       const char *hint)
+{
+    ckpt_buf_printf(out,
+                    "{\"mediaType\":\"application/vnd.dev.sigstore.bundle.v0.3+json\","
+                    "\"verificationMaterial\":{\"publicKey\":{\"hint\":\"%s\"},\"tlogEntries\":[]},"
+                    "\"dsseEnvelope\":{\"payload\":\"",
+                    hint);
+    ckpt_base64(out, payload->data, payload->len);
+    ckpt_buf_puts(out,
+                  "\",\"payloadType\":\"" CKPT_STATEMENT_TYPE "\",\"signatures\":[{\"sig\":\"");
+    ckpt_base64(out, sig->data, sig->len);
+    ckpt_buf_puts(out, "\",\"keyid\":\"\"}]}}\n");
+}
+
+static void report(ckpt_tool *tool, const ckpt_statement *s, const char *file, const char *hint)
+{
+    if (ckpt_tool_text(tool))
+        printf("%zu file%s signed in %s, key %s\n", s->n_files, ckpt_tool_plural(s->n_files),
+               ckpt_tool_clean(tool, file), hint);
+    if (tool->g.json) {
+        ckpt_jw_string(&tool->json, "signature", file);
+        ckpt_jw_string(&tool->json, "key", hint);
+        ckpt_jw_string(&tool->json, "root", s->root);
+        ckpt_jw_u64(&tool->json, "files", s->n_files);
+    }
+}
+
+static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
+{
+    const sign_opts *o = opts;
+    const char *model = tool->operands.items[0];
+    const char *file =
+        o->signature != NULL ? o->signature : ckpt_signature_path(&tool->arena, model);
+    const char *name = model_name(&tool->arena, model);
+    ckpt_statement s = {.allow_symlinks = o->allow_symlinks};
+    ckpt_buf payload = {0}, sig = {0}, bundle = {0};
+    char hint[CKPT_HINT_LEN];
+    ckpt_status status = CKPT_OK;
+    struct stat st;
+    if (o->key == NULL)
+        return ckpt_fail(err, CKPT_E_USAGE, "--key FILE is missing");
+    if (file == NULL || name == NULL)
+        return ckpt_tool_no_memory(err);
+    if (!o->force && lstat(file, &st) == 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", file);
+    CKPT_CHECK(ignore_usual(&s, model, file, o, err));
+    CKPT_CHECK(ckpt_statement_list(&s, model, err));
+    for (size_t i = 0; i < s.n_files; i++)
+        CKPT_CHECK(ckpt_statement_digest(model, &s.files[i], err));
+    CKPT_CHECK(find_root(&s, model, err));
+    CKPT_CHECK(ckpt_statement_print(&s, name, &payload, err));
+    CKPT_CHECK(ckpt_sign(o->key, CKPT_STATEMENT_TYPE, payload.data, payload.len, &sig, hint, err));
+    put_bundle(&bundle, &payload, &sig, hint);
+    if (bundle.failed) {
+        status = ckpt_tool_no_memory(err);
+        goto done;
+    }
+    CKPT_CHECK(ckpt_tool_write_file(file, bundle.data, bundle.len, err));
+    report(tool, &s, file, hint);
+done:
+    ckpt_buf_release(&payload);
+    ckpt_buf_release(&sig);
+    ckpt_buf_release(&bundle);
+    ckpt_statement_release(&s);
+    return status;
+}
+
+const ckpt_command ckpt_cmd_sign = {
+    .name = "sign",
+    .synopsis = "PATH",
+    .what = "sign the digests of a model's files",
+    .opts = rows,
+    .opts_size = sizeof(sign_opts),
+    .min_operands = 1,
+    .max_operands = 1,
+    .writes = true,
+    .run = run,
+    .notes =
+        "The signature is a DSSE envelope over an in-toto statement in a Sigstore bundle, as\n"
+        "`model_signing verify key` reads it (ECDSA keys). `ckpt verify --signature PUBLIC-KEY`\n"
+        "checks it. Encrypted keys are not read.\n",
+};
