@@ -588,10 +588,7 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
         ckpt_tool_note(c->tool, "note: --resume: a single file is one unit and is written anew");
     CKPT_CHECK(
         ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force, err));
-    if (c->journal.active)
-        CKPT_CHECK(ckpt_convert_journal(c->tool, &c->journal, &c->commit, c->o->resume, err));
-    else
-        CKPT_CHECK(ckpt_convert_alone(c->tool, &c->commit, err));
+    CKPT_CHECK(ckpt_convert_journal(c->tool, &c->journal, &c->commit, c->o->resume, err));
     ckpt_bar_start(&bar, "convert", c->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
     opts.journal = c->journal.active ? &c->journal : NULL;

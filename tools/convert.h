@@ -60,13 +60,10 @@ ckpt_status ckpt_convert_reread(ckpt_tool *tool, const ckpt_manifest *m,
 /* Compute what must be known before it can be reported and written. */
 ckpt_status ckpt_convert_factors(ckpt_tool *tool, ckpt_plan *plan, const char *src, const char *dst,
                                  ckpt_err *err) CKPT_MUST_USE;
-/* Begin the journal of a directory output, and say what earlier runs left and what is taken over. */
+/* Begin the journal of a directory output, and say what earlier runs left and what is taken over.
+ * An inactive one, of a single file: refuse another run for it, name what a killed one left. */
 ckpt_status ckpt_convert_journal(ckpt_tool *tool, ckpt_journal *j, ckpt_commit *commit, bool resume,
                                  ckpt_err *err) CKPT_MUST_USE;
-/* The same for a single file, which has no journal: another run for it is refused, what a killed one
- * left is named. */
-ckpt_status ckpt_convert_alone(ckpt_tool *tool, const ckpt_commit *commit,
-                               ckpt_err *err) CKPT_MUST_USE;
 /* After a run with --resume: if it was interrupted or failed on I/O, its finished files stay. */
 void ckpt_convert_keep(ckpt_tool *tool, const ckpt_journal *j, ckpt_commit *commit,
                        ckpt_status status);

@@ -22,9 +22,21 @@ ckpt_status ckpt_convert_factors(ckpt_tool *tool, ckpt_plan *plan, const char *s
     return status;
 }
 
+/* A single file has no journal. */
+static ckpt_status alone(ckpt_tool *tool, const ckpt_commit *commit, ckpt_err *err)
+{
+    const char *dead;
+    ckpt_status status = ckpt_commit_rivals(commit, &tool->arena, &dead, err);
+    if (status == CKPT_OK && dead != NULL)
+        ckpt_tool_note(tool, "note: %s was left by an interrupted run: remove it by hand", dead);
+    return status;
+}
+
 ckpt_status ckpt_convert_journal(ckpt_tool *tool, ckpt_journal *j, ckpt_commit *commit, bool resume,
                                  ckpt_err *err)
 {
+    if (!j->active)
+        return alone(tool, commit, err);
     ckpt_bar bar;
     ckpt_bar_start(&bar, "resume", tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(tool, &bar);
@@ -35,15 +47,6 @@ ckpt_status ckpt_convert_journal(ckpt_tool *tool, ckpt_journal *j, ckpt_commit *
     if (status == CKPT_OK && resume)
         ckpt_tool_note(tool, "note: %zu of %zu files taken over from an earlier run, %s",
                        j->n_resumed, j->sink->n_files, ckpt_human(&tool->arena, j->resumed_bytes));
-    return status;
-}
-
-ckpt_status ckpt_convert_alone(ckpt_tool *tool, const ckpt_commit *commit, ckpt_err *err)
-{
-    const char *dead;
-    ckpt_status status = ckpt_commit_rivals(commit, &tool->arena, &dead, err);
-    if (status == CKPT_OK && dead != NULL)
-        ckpt_tool_note(tool, "note: %s was left by an interrupted run: remove it by hand", dead);
     return status;
 }
 
