@@ -26,7 +26,7 @@ typedef struct ckpt_elementwise {
                       float *d);
     /* w = w decay + negative (factor x) */
     void (*apply)(int64_t n, float decay, float negative, float factor, const float *x, float *w);
-    /* In double, sixteen lanes; n of any size. */
+    /* In double, 32 lanes; n of any size. */
     double (*sumsq)(int64_t n, const float *x);
     /* y = bf16(x) as f32, bits or NULL. x may be y. */
     void (*round_bf16)(int64_t n, const float *x, float *y, uint16_t *bits);

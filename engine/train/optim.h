@@ -10,7 +10,7 @@
  * Determinism. AdamW is elementwise and compiled without contraction: its bits depend on no thread
  * count, no instruction set and no cut of the buffer, so a rank that owns elements [lo, hi) gets what
  * one process gets. The gradient norm is a sum in double over chunks of CKPT_OPTIM_CHUNK elements
- * of every parameter, inside a chunk in eight interleaved lanes, in a fixed order. Muon works on whole
+ * of every parameter, inside a chunk in 32 interleaved lanes, in a fixed order. Muon works on whole
  * matrices with the engine's products: equal at any thread count on one kind of CPU.
  *
  * Subnormal results are flushed to zero on x86, as everywhere in the engine. */

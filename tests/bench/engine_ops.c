@@ -7,6 +7,7 @@
  * one plain sgemm call of the same shape reaches. tests/bench/kda_op.py is the same operator in PyTorch. */
 #define CKPT_REAL 32
 #include "ops.h"
+#include "train/optim.h"
 
 #include <cblas.h>
 #include <stdio.h>
@@ -174,6 +175,62 @@ static void bench_linear(bench *b, int64_t n_in, int64_t n_out)
     printf("share of sgemm: linear %.2f, dx %.2f, dw %.2f\n", peak / own, peak / dx, peak / dw);
 }
 
+/* ---- optimizer ------------------------------------------------------------------------------ */
+
+typedef struct optimizer {
+    ckpt_optim o;
+    ckpt_optim_slot slot;
+    float *w, *m, *v, *g;
+    double norm;
+} optimizer;
+
+static const ckpt_optim_step one_step = {.lr = 1e-4, .wd = 0.1, .grad_scale = 0.5, .t = 10};
+
+static ckpt_status adamw(bench *b, void *arg)
+{
+    optimizer *p = arg;
+    ckpt_optim_adamw(&b->e, &p->o, &one_step, 0, p->slot.n, p->w, p->m, p->v, p->g);
+    return CKPT_OK;
+}
+
+static ckpt_status norm(bench *b, void *arg)
+{
+    optimizer *p = arg;
+    return ckpt_optim_norm(&b->e, &p->o, p->g, &p->norm, &b->err);
+}
+
+static ckpt_status muon(bench *b, void *arg)
+{
+    optimizer *p = arg;
+    return ckpt_optim_muon(&b->e, &p->o, &one_step, 0, 1, p->w, p->m, p->g, &b->err);
+}
+
+/* AdamW reads four arrays and writes three; Newton-Schulz does per iteration two products of r x r x c
+ * and one of r x r x r, of which the symmetric ones need half. */
+static void bench_optimizer(bench *b, ckpt_optim_kind kind, int64_t rows, int64_t cols)
+{
+    const int64_t n = rows * cols, dims[] = {rows, cols};
+    optimizer p = {
+        .o = {.config = ckpt_optim_defaults(kind), .n_slots = 1},
+        .w = numbers(n, -1, 1),
+        .m = numbers(n, -1, 1)
+    };
+    p.v = numbers(n, 0, 1);
+    p.g = numbers(n, -1, 1);
+    p.o.slots = &p.slot;
+    ckpt_optim_slot_set(&p.slot, &p.o.config, "blocks.0.mlp.up.weight", 2, dims, 0, false, 0);
+    if (kind == CKPT_OPTIM_ADAMW) {
+        double ms = report("adamw", b, adamw, &p), all = report("gradient norm", b, norm, &p);
+        printf("adamw %.1f GB/s, norm %.1f GB/s (%.0f M elements)\n", 28e-6 * (double)n / ms,
+               4e-6 * (double)n / all, 1e-6 * (double)n);
+        return;
+    }
+    const double r = (double)(rows < cols ? rows : cols), c = (double)(rows < cols ? cols : rows);
+    double ms = report("muon", b, muon, &p);
+    printf("muon %d x %d: %.1f GFLOP/s\n", (int)rows, (int)cols,
+           5e-6 * (r * r * c + r * r * r + 2 * r * r * c) / ms);
+}
+
 int main(int argc, char **argv)
 {
     bench b = {.clock = CLOCK_MONOTONIC, .repeat = 15, .T = 1024, .H = 4, .D = 64};
@@ -202,6 +259,8 @@ int main(int argc, char **argv)
            (int)b.H, (int)b.D);
     bench_kda(&b);
     bench_linear(&b, 512, 1536);
+    bench_optimizer(&b, CKPT_OPTIM_ADAMW, 4096, 4096);
+    bench_optimizer(&b, CKPT_OPTIM_MUON, 1024, 2048);
     ckpt_eng_release(&b.e);
     return 0;
 }
