@@ -1,90 +1,6 @@
 /* Central differences of fourth order against the backward of every operation and block, f64. */
 #define CKPT_REAL 64
-#include "engine_test.h"
-
-#define STEP 1e-3
-#define LIMIT                                                                                      \
-    1e-8 /* error of the difference: STEP^4 times a fifth derivative, and rounding / STEP */
-
-typedef struct input {
-    const char *name;
-    real *x, *grad;
-    int64_t n;
-} input;
-
-/* An operation with its arrays. forward computes out from the inputs; backward fills the inputs' grad
- * from d_out. extra: a second output (a state), with its gradient. */
-typedef struct scene {
-    int variant;
-    input in[20];
-    int n_in;
-    real *out, *d_out, *extra, *d_extra;
-    int64_t n_out, n_extra;
-    void (*forward)(struct scene *);
-    void (*backward)(struct scene *);
-} scene;
-
-static real *add_input(scene *s, const char *name, int64_t n, double lo, double hi)
-{
-    input *in = &s->in[s->n_in++];
-    *in = (input){name, numbers(n, lo, hi), zeros(n), n};
-    return in->x;
-}
-
-static void add_output(scene *s, int64_t n)
-{
-    s->out = zeros(n);
-    s->d_out = numbers(n, -1, 1);
-    s->n_out = n;
-}
-
-static double objective(scene *s)
-{
-    double sum = 0;
-    s->forward(s);
-    for (int64_t i = 0; i < s->n_out; i++)
-        sum += s->out[i] * s->d_out[i];
-    for (int64_t i = 0; i < s->n_extra; i++)
-        sum += s->extra[i] * s->d_extra[i];
-    return sum;
-}
-
-static void check_direction(scene *s, const input *in, const real *dir)
-{
-    static const double at[] = {1, -1, 2, -2}, weight[] = {8, -8, -1, 1};
-    real *base = copy_of(in->x, in->n);
-    double fd = 0, an = 0, norm = 0, len = 0;
-    for (int p = 0; p < 4; p++) {
-        for (int64_t i = 0; i < in->n; i++)
-            in->x[i] = base[i] + at[p] * STEP * dir[i];
-        fd += weight[p] * objective(s) / (12 * STEP);
-    }
-    memcpy(in->x, base, sizeof(real) * (size_t)in->n);
-    for (int64_t i = 0; i < in->n; i++) {
-        an += in->grad[i] * dir[i];
-        norm += in->grad[i] * in->grad[i];
-        len += dir[i] * dir[i];
-    }
-    double size = fmax(fmax(fabs(fd), fabs(an)), sqrt(norm / (double)in->n) * sqrt(len));
-    ck_assert_msg(norm > 0, "gradient of %s is zero", in->name);
-    ck_assert_msg(fabs(fd - an) <= LIMIT * size, "%s: difference %.12g, backward %.12g", in->name,
-                  fd, an);
-}
-
-static void check_scene(scene *s)
-{
-    s->forward(s);
-    s->backward(s);
-    for (int v = 0; v < s->n_in; v++) {
-        const input *in = &s->in[v];
-        check_direction(s, in, numbers(in->n, -1, 1));
-        for (int k = 0; k < 4; k++) {
-            real *one = zeros(in->n);
-            one[(int64_t)number(0, (double)in->n)] = 1;
-            check_direction(s, in, one);
-        }
-    }
-}
+#include "engine_scene.h"
 
 /* ---- single operations ---------------------------------------------------------------------- */
 
@@ -421,21 +337,22 @@ static void make_mlp(scene *s, int variant)
     s->backward = mlp_backward;
 }
 
-/* KDA with low ranks, bias and doubled beta; GDN2 at full rank. */
+/* KDA with low ranks, bias and doubled beta; GDN2 and GDN at full rank. */
 #define LD 6
 #define LT 19
 static ckpt_eng_linattn linattn_dims(const scene *s)
 {
-    const bool gdn2 = s->variant == 1;
+    static const ckpt_eng_rule rules[] = {CKPT_ENG_KDA, CKPT_ENG_GDN2, CKPT_ENG_GDN};
+    const bool gdn = s->variant != 0;
     return (ckpt_eng_linattn){
-        .delta = {.rule = gdn2 ? CKPT_ENG_GDN2 : CKPT_ENG_KDA, .H = 1, .HV = 2, .K = KEY, .V = DV},
+        .delta = {.rule = rules[s->variant], .H = 1, .HV = 2, .K = KEY, .V = DV},
         .D = LD,
         .W = 3,
-        .f_rank = gdn2 ? 0 : 2,
-        .z_rank = gdn2 ? 0 : 3,
-        .bound = gdn2 ? 0 : -5,
-        .erase_scale = gdn2 ? 0 : 2,
-        .act = gdn2 ? CKPT_ENG_SILU : CKPT_ENG_SIGMOID,
+        .f_rank = gdn ? 0 : 2,
+        .z_rank = gdn ? 0 : 3,
+        .bound = gdn ? 0 : -5,
+        .erase_scale = gdn ? 0 : 2,
+        .act = gdn ? CKPT_ENG_SILU : CKPT_ENG_SIGMOID,
         .eps = 1e-3,
         .l2_eps = 1e-2
     };
@@ -502,7 +419,7 @@ static void linattn_backward(scene *s)
 static void make_linattn(scene *s, int variant)
 {
     s->variant = variant;
-    const int64_t VD = 2 * DV, HK = 2 * KEY;
+    const int64_t VD = 2 * DV, HK = variant == 2 ? 2 : 2 * KEY; /* GDN: one decay a head */
     add_input(s, "x", LT * LD, -1, 1);
     add_input(s, "q", KEY * LD, -1, 1);
     add_input(s, "k", KEY * LD, -1, 1);
@@ -510,11 +427,12 @@ static void make_linattn(scene *s, int variant)
     add_input(s, "conv_q", KEY * 3, -1, 1);
     add_input(s, "conv_k", KEY * 3, -1, 1);
     add_input(s, "conv_v", VD * 3, -1, 1);
-    if (variant == 1) {
+    if (variant != 0) {
         add_input(s, "f", HK * LD, -1, 1);
         add_input(s, "z", VD * LD, -1, 1);
         add_input(s, "erase", HK * LD, -1, 1);
-        add_input(s, "write", VD * LD, -1, 1);
+        if (variant == 1)
+            add_input(s, "write", VD * LD, -1, 1);
     } else {
         add_input(s, "f_a", 2 * LD, -1, 1);
         add_input(s, "f_b", HK * 2, -1, 1);
@@ -531,6 +449,78 @@ static void make_linattn(scene *s, int variant)
     s->forward = linattn_forward;
     s->backward = linattn_backward;
 }
+
+/* ---- layouts of KDA ------------------------------------------------------------------------- */
+
+/* W [n, D] = b [n, r] a [r, D]. */
+static real *fold(const real *a, const real *b, int64_t r, int64_t n)
+{
+    real *w = zeros(n * LD);
+    ENG(gemm)(false, false, n, LD, r, 1, b, r, a, LD, 0, w, LD);
+    return w;
+}
+
+/* What the factors' gradients are, given that of their product: da = b^T dw, db = dw a^T. */
+static void check_factors(const char *what, const real *a, const real *b, const real *dw, int64_t r,
+                          int64_t n, const real *da, const real *db)
+{
+    real *want_a = zeros(r * LD), *want_b = zeros(n * r);
+    ENG(gemm)(true, false, r, LD, n, 1, b, r, dw, LD, 0, want_a, LD);
+    ENG(gemm)(false, true, n, r, LD, 1, dw, LD, a, LD, 0, want_b, r);
+    CLOSE(what, da, want_a, r * LD, 1e-12); /* another order of the same sums */
+    CLOSE(what, db, want_b, n * r, 1e-12);
+}
+
+typedef struct kda_run {
+    ckpt_eng_linattn b;
+    ENG(linattn_params) p, g;
+    real *y, *dx;
+} kda_run;
+
+static void kda_execute(kda_run *r, const scene *s)
+{
+    ENG(linattn_saved) saved;
+    r->y = zeros(s->n_out);
+    r->dx = zeros(s->in[0].n);
+    OK(ENG(linattn_save)(&engine, &r->b, &delta_seq, &saved, &error));
+    OK(ENG(linattn)(&engine, &r->b, &delta_seq, &r->p, s->in[0].x, false, r->y, NULL, &saved,
+                    &error));
+    OK(ENG(linattn_bwd)(&engine, &r->b, &delta_seq, &r->p, &saved, s->in[0].x, s->d_out, false,
+                        r->dx, &r->g, &error));
+}
+
+/* Loop index: 1 the decay, 2 the output gate, 3 both, made of full matrices from their factors. */
+START_TEST(kda_of_factors_is_kda_of_their_product)
+{
+    enum { RF = 2, RZ = 3, NF = 2 * KEY, NZ = 2 * DV };
+    scene s = {0}, other = {0};
+    make_linattn(&s, 0);
+    make_linattn(&other, 0);
+    kda_run low = {linattn_dims(&s), linattn_params(&s, false), linattn_params(&s, true), NULL,
+                   NULL};
+    kda_run full = {low.b, low.p, linattn_params(&other, true), NULL, NULL};
+    if (_i & 1) {
+        full.b.f_rank = 0;
+        full.p.f = fold(low.p.f_a, low.p.f_b, RF, NF);
+        full.g.f = zeros(NF * LD);
+    }
+    if (_i & 2) {
+        full.b.z_rank = 0;
+        full.p.z = fold(low.p.z_a, low.p.z_b, RZ, NZ);
+        full.g.z = zeros(NZ * LD);
+    }
+    kda_execute(&low, &s);
+    kda_execute(&full, &s);
+    CLOSE("y", low.y, full.y, s.n_out, 1e-12);
+    CLOSE("dx", low.dx, full.dx, s.in[0].n, 1e-12);
+    CLOSE("dA_log", low.g.A_log, full.g.A_log, 2, 1e-12);
+    CLOSE("dq", low.g.q, full.g.q, KEY * LD, 1e-12);
+    if (_i & 1)
+        check_factors("decay", low.p.f_a, low.p.f_b, full.g.f, RF, NF, low.g.f_a, low.g.f_b);
+    if (_i & 2)
+        check_factors("gate", low.p.z_a, low.p.z_b, full.g.z, RZ, NZ, low.g.z_a, low.g.z_b);
+}
+END_TEST
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
@@ -629,7 +619,8 @@ Suite *suite_engine_grad(void)
     tcase_add_test(tc, linear_backward_is_the_derivative);
     tcase_add_loop_test(tc, delta_backward_is_the_derivative, 0, 6);
     tcase_add_loop_test(tc, mlp_backward_is_the_derivative, 0, 2);
-    tcase_add_loop_test(tc, linattn_backward_is_the_derivative, 0, 2);
+    tcase_add_loop_test(tc, linattn_backward_is_the_derivative, 0, 3);
+    tcase_add_loop_test(tc, kda_of_factors_is_kda_of_their_product, 1, 4);
     suite_add_tcase(s, tc);
     return s;
 }
