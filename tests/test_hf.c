@@ -30,6 +30,7 @@ static const fixture fixtures[] = {
     {"qwen3_moe_tiny",       "hf:qwen3_moe",      "*E*-*E*E", 0, "experts=each",                          77 },
     {"qwen3_moe_joint_tiny", "hf:qwen3_moe",      "*E*E",     0, "experts=joint",                         45 },
     {"moonlight_tiny",       "hf:deepseek_v3",    "+-+E+E+E", 0, "experts=each",                          85 },
+    {"kimi_k2_tiny",         "hf:deepseek_v3",    "+-+E",     0, "experts=each",                          41 },
     {"deepseek_mtp_tiny",    "hf:deepseek_v3",    "+-+E+E",   1, "experts=each,mtp_copies=stored",        71 },
     {"bailing_hybrid_tiny",  "hf:bailing_hybrid", "K-+E",     0, "a_log=1d,kda_out=dense,experts=each",   48 },
     {"bailing_moe_tiny",     "hf:bailing_moe",    "*-*E*E",   1, "experts=each",                          68 },

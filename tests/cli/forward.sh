@@ -19,8 +19,8 @@ rc 0 verify $mc/gpt_mla_mtp --forward --mtp-coef 0; no_out ' mtp\.'; no_out 'blo
 rc 2 verify $mc/gpt_mla_mtp --mtp-coef 0.1; one_line; err 'needs --forward'
 rc 0 verify $mc/gpt_mla_mtp --forward --json; out '"mtp_loss": *[0-9]'
 # The rest has logits alone.
-for m in qwen2_tiny qwen3_tiny qwen3_moe_tiny llama3_tiny moonlight_tiny bailing_hybrid_tiny qwen3_5_tiny; do
-    case $m in moonlight* | bailing*) eps='--latent-eps 1e-6' ;; *) eps= ;; esac
+for m in qwen2_tiny qwen3_tiny qwen3_moe_tiny llama3_tiny moonlight_tiny bailing_hybrid_tiny qwen3_5_tiny kimi_k2_tiny kimi_k2_fp8_tiny; do
+    case $m in moonlight* | bailing* | kimi*) eps='--latent-eps 1e-6' ;; *) eps= ;; esac
     rc 0 verify $hf/$m --forward --reference $hf/$m.reference.safetensors $eps
 done
 # TF32 inside the peers' KDA kernels: logits and gradients within 2e-3 and 5e-3 but for some of the

@@ -56,6 +56,7 @@ hf() { # NAME LAYERS EXPERTS ARGS...
 hf kimi_linear_tiny 8 8
 hf moonlight_tiny 4 4
 hf deepseek_mtp_tiny 2 4
+hf kimi_k2_tiny 2 4
 hf qwen3_next_tiny 4 8
 hf qwen3_moe_tiny 4 4
 hf qwen3_moe_joint_tiny 2 4
@@ -111,19 +112,21 @@ rc 4 convert m h --to safetensors --layout hf; one_line; absent h
 err "field 'topk_group': hf:deepseek_v3 scores a group by its best 2 experts, this model by its best 1"
 rc 0 convert m m2 --tp 2; no_err lossy; rc 0 diff m m2
 
-# block FP8 comes back as BF16, with the values that torch gives
-f=$FIXTURES/hf/deepseek_fp8_tiny
-rm -rf m h
-rc 0 convert $f m --to torch_dist --layout megatron --tp 2 --ep 2; err '22 F8_E4M3 tensors become BF16'
-rc 0 convert m h --to safetensors --layout hf; rc 0 diff $f h; rc 0 inspect h; no_out F8_E4M3
-rc 0 diff h $f.dequantised.safetensors --include '*proj*'; out '22 identical'
-! grep -q quantization_config h/config.json || fail "quantization_config is still there"
-mv h plain
-hf_plain() { trip "$OLDPWD/plain" hf 2 2; }
-start fp8 hf_plain; finish
+# block FP8 comes back as BF16, with the values that torch gives; that goes around like any other
+dequantised() {
+    local f=$FIXTURES/hf/$1
+    rc 0 convert $f m --to torch_dist --layout megatron --tp 2 --ep 2; err '22 F8_E4M3 tensors become BF16'
+    rc 0 convert m plain --to safetensors --layout hf; rc 0 diff $f plain; rc 0 inspect plain; no_out F8_E4M3
+    ! grep -q quantization_config plain/config.json || fail "quantization_config is still there"
+    trip "$PWD/plain" hf 2 2
+}
+start deepseek_fp8_tiny dequantised deepseek_fp8_tiny
+start kimi_k2_fp8_tiny dequantised kimi_k2_fp8_tiny
+finish
+rc 0 diff deepseek_fp8_tiny/plain $FIXTURES/hf/deepseek_fp8_tiny.dequantised.safetensors --include '*proj*'; out '22 identical'
 
 # without the manifest the dialect follows from the model alone
-for name in llama3 qwen2 qwen3 qwen3_moe qwen3_next moonlight bailing_moe; do
+for name in llama3 qwen2 qwen3 qwen3_moe qwen3_next moonlight kimi_k2 bailing_moe; do
     rm -rf m h
     rc 0 convert $FIXTURES/hf/${name}_tiny m --to torch_dist --layout megatron --tp 2
     find m -name ckpt.manifest.json -delete

@@ -180,7 +180,21 @@ def deepseek_fp8(out, name):
     path = os.path.join(out, name)
     shutil.rmtree(path, ignore_errors=True)
     model.save_pretrained(path)
-    tensors = load_file(os.path.join(path, "model.safetensors"))
+    quantised, plain = quantise(load_file(os.path.join(path, "model.safetensors")))
+    save_file(quantised, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
+    save_file(plain, path + ".dequantised.safetensors")
+    config = json.load(open(os.path.join(path, "config.json")))
+    config["quantization_config"] = FP8
+    with open(os.path.join(path, "config.json"), "w") as f:
+        json.dump(config, f, indent=2, sort_keys=True)
+        f.write("\n")
+
+
+FP8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
+
+
+def quantise(tensors):
+    """What is published for these tensors, and what torch gives back for the quantised ones."""
     quantised, plain = {}, {}
     for k, v in tensors.items():
         if v.dim() != 2 or "embed" in k or "lm_head" in k or k.endswith("mlp.gate.weight"):
@@ -200,14 +214,76 @@ def deepseek_fp8(out, name):
         full = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
         quantised[k], quantised[k + "_scale_inv"] = q, scale
         plain[k] = (q.float() * full).to(torch.bfloat16)
-    save_file(quantised, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
-    save_file(plain, path + ".dequantised.safetensors")
-    config = json.load(open(os.path.join(path, "config.json")))
-    config["quantization_config"] = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic",
-                                         weight_block_size=[128, 128])
+    return quantised, plain
+
+
+def kimi_k2_model(out, name, fp8, **sizes):
+    """DeepseekV3ForCausalLM.save_pretrained, then the configuration with the fields of the published
+    Kimi-K2-Instruct: another model_type, rope_scaling with both betas 1, remote code named."""
+    scaling = dict(type="yarn", factor=32.0, original_max_position_embeddings=4096, beta_fast=1.0,
+                   beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)
+    c = tf.DeepseekV3Config(
+        **(MLA | dict(vocab_size=160, max_position_embeddings=131072) | sizes), q_lora_rank=48,
+        n_group=1, topk_group=1, first_k_dense_replace=1, rms_norm_eps=1e-6, num_mtp_layers=0,
+        routed_scaling_factor=2.827,
+        rope_parameters=dict(scaling, rope_type="yarn", rope_theta=50000.0))
+    model = build(tf.DeepseekV3ForCausalLM, c).to(torch.bfloat16)
+    path = os.path.join(out, name)
+    shutil.rmtree(path, ignore_errors=True)
+    model.save_pretrained(path)
+    tensors = load_file(os.path.join(path, "model.safetensors"))
+    if fp8:
+        stored, plain = quantise(tensors)
+        save_file(stored, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
+        tensors |= plain
+    ids = torch.randint(0, 160, (1, 16), generator=torch.Generator().manual_seed(3))
+    model = tf.DeepseekV3ForCausalLM(c).float().eval()
+    model.set_attn_implementation("eager")
+    joint = dict(tensors)
+    for l in range(c.first_k_dense_replace, c.num_hidden_layers):  # as in memory
+        at = f"model.layers.{l}.mlp.experts."
+        one = lambda e, x: joint.pop(f"{at}{e}.{x}_proj.weight")
+        experts = [(one(e, "gate"), one(e, "up"), one(e, "down")) for e in range(c.n_routed_experts)]
+        joint[at + "gate_up_proj"] = torch.stack([torch.cat(x[:2]) for x in experts])
+        joint[at + "down_proj"] = torch.stack([x[2] for x in experts])
+    model.load_state_dict({k: v.float() for k, v in joint.items()})
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    save_file({"input_ids": ids, "logits": logits.contiguous()}, path + ".reference.safetensors")
+    config = dict(
+        architectures=["DeepseekV3ForCausalLM"], attention_bias=False, attention_dropout=0.0,
+        auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config",
+                  "AutoModel": "modeling_deepseek.DeepseekV3Model",
+                  "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+        aux_loss_alpha=0.001, bos_token_id=158, eos_token_id=159, ep_size=1, first_k_dense_replace=1,
+        hidden_act="silu", hidden_size=c.hidden_size, initializer_range=0.02,
+        intermediate_size=c.intermediate_size, kv_lora_rank=c.kv_lora_rank,
+        max_position_embeddings=131072, model_type="kimi_k2",
+        moe_intermediate_size=c.moe_intermediate_size, moe_layer_freq=1, n_group=1,
+        n_routed_experts=c.n_routed_experts, n_shared_experts=1, norm_topk_prob=True,
+        num_attention_heads=c.num_attention_heads, num_experts_per_tok=c.num_experts_per_tok,
+        num_hidden_layers=c.num_hidden_layers, num_key_value_heads=c.num_attention_heads,
+        num_nextn_predict_layers=0, pretraining_tp=1, q_lora_rank=c.q_lora_rank,
+        qk_nope_head_dim=c.qk_nope_head_dim, qk_rope_head_dim=c.qk_rope_head_dim, rms_norm_eps=1e-06,
+        rope_scaling=scaling, rope_theta=50000.0, routed_scaling_factor=2.827, scoring_func="sigmoid",
+        seq_aux=True, tie_word_embeddings=False, topk_group=1, topk_method="noaux_tc",
+        torch_dtype="bfloat16", transformers_version="4.48.3", use_cache=True,
+        v_head_dim=c.v_head_dim, vocab_size=160)
+    if fp8:
+        config["quantization_config"] = FP8
     with open(os.path.join(path, "config.json"), "w") as f:
         json.dump(config, f, indent=2, sort_keys=True)
         f.write("\n")
+
+
+def kimi_k2(out, name):
+    kimi_k2_model(out, name, False)
+
+
+def kimi_k2_fp8(out, name):
+    """Partial blocks in both directions: 160 columns, 144 rows of kv_a."""
+    kimi_k2_model(out, name, True, hidden_size=160, kv_lora_rank=128, n_routed_experts=2,
+                  num_attention_heads=2, num_key_value_heads=2)
 
 
 def bailing_moe(out, name):
@@ -290,7 +366,7 @@ MODELS = dict(qwen2_tiny=qwen2, qwen3_tiny=qwen3, qwen3_moe_tiny=qwen3_moe,
               qwen3_moe_joint_tiny=qwen3_moe_joint, llama3_tiny=llama3,
               moonlight_tiny=moonlight, bailing_hybrid_tiny=bailing_hybrid, qwen3_5_tiny=qwen3_5,
               deepseek_mtp_tiny=deepseek_mtp, qwen3_next_mtp_tiny=qwen3_next_mtp,
-              deepseek_fp8_tiny=deepseek_fp8,
+              deepseek_fp8_tiny=deepseek_fp8, kimi_k2_tiny=kimi_k2, kimi_k2_fp8_tiny=kimi_k2_fp8,
               bailing_moe_tiny=bailing_moe, arcee_kda_tiny=arcee_kda)
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ t hf_through_megatron_tp2_tp4_loads_in_transformers hf_through_megatron
 hf_families_through_megatron() {
     local name args=()
     for name in llama_tiny_tied llama3_tiny qwen2_tiny qwen3_tiny qwen3_5_tiny qwen3_moe_tiny \
-        qwen3_next_tiny moonlight_tiny bailing_hybrid_tiny; do
+        qwen3_next_tiny moonlight_tiny kimi_k2_tiny kimi_k2_fp8_tiny bailing_hybrid_tiny; do
         convert "fixtures/hf/$name" "$work/fam.dist" --to torch_dist --layout megatron --tp 2 --ep 2 \
             --force
         convert "$work/fam.dist" "$work/fam.$name" --to safetensors --layout hf
@@ -109,7 +109,7 @@ hf_families_through_megatron() {
 # Written without the earlier configuration: every field of it is new.
 hf_families_new_configuration() {
     local name args=()
-    for name in llama3_tiny qwen2_tiny qwen3_tiny qwen3_moe_tiny qwen3_next_tiny moonlight_tiny; do
+    for name in llama3_tiny qwen2_tiny qwen3_tiny qwen3_moe_tiny qwen3_next_tiny moonlight_tiny kimi_k2_tiny; do
         convert "fixtures/hf/$name" "$work/new.dist" --to torch_dist --layout megatron --tp 2 --force
         find "$work/new.dist" -name ckpt.manifest.json -delete
         convert "$work/new.dist" "$work/new.$name" --to safetensors --layout hf
