@@ -10,6 +10,23 @@ rc 0 inspect r --common; out '"distrib_optim_sharding_type": "fully_reshardable"
 out '"param_state_sharding_type": "fully_reshardable"'; out '"step": 3.0'; no_out 'dp_reshardable'
 rc 0 inspect r; no_out 'dp_group_idx'
 rc 0 convert $b d --tp 1 --pp 1 --optimizer drop; err 'dropped: 6 optimizer tensors'; rc 0 inspect d; no_out 'exp_avg'
+# mixed precision without the distributed optimizer, and an optimizer for experts chained behind another:
+# the stored names stay, whatever the mesh
+for n in optim_mixed_tp2:tp optim_chained_ep2:ep; do
+    f=$FIXTURES/mcore/${n%:*} axis=--${n#*:}
+    rc 0 convert $f one $axis 1 --force; out ' 0 reset, 0 dropped'; r=$(root_of)
+    rc 0 convert one two $axis 2 --force; [ "$(root_of)" = "$r" ] || fail "$n: another root"
+    rc 0 diff two $f; no_out 'only in'; rc 0 verify two --hash
+    rc 0 inspect $f; grep -oE '^[a-z_0-9]+\.[^ ]+' $OUT >names.txt
+    rc 0 inspect two; grep -oE '^[a-z_0-9]+\.[^ ]+' $OUT >names2.txt
+    same names.txt names2.txt; [ "$(grep -c optimizer names.txt)" -ge 27 ] || fail "$n: no names"
+done
+rc 0 inspect $FIXTURES/mcore/optim_chained_ep2; out 'chained_1.optimizer.state.param.decoder.layers.mlp.experts'
+rc 0 inspect $FIXTURES/mcore/optim_mixed_tp2; out 'optimizer.state.fp32_param.output_layer.weight'
+rc 0 convert $FIXTURES/mcore/optim_mixed_tp2 hf --to safetensors --layout hf; out ' 36 of optimizer state'
+rc 0 convert hf mg --to torch_dist --layout megatron --tp 2; err 'reads these states only once they are added there'
+rc 0 diff mg $FIXTURES/mcore/optim_mixed_tp2
+
 # a weight that is not its master copy, in one bit: nothing is proved
 cp -r $b x; rc 0 convert $b n --tp 1 --pp 1 --dry-run
 at=$(grep -oE 'output_layer.weight BF16 .* <- __0_1.distcp\[[0-9]+' $OUT | grep -oE '[0-9]+$'); flip x/iter_0000003/__0_1.distcp $((at + 100))

@@ -2,20 +2,27 @@
 built and saved by real Megatron-Core 0.16.1 on the CPU, two gloo ranks of tensor parallelism; and loads
 what ckpt wrote into the same model, with one rank or a rank for every part of a mesh.
 
-usage: gen_mcore_gdn.py save OUT_DIR
+usage: gen_mcore_gdn.py save OUT_DIR [gpt_gdn | gpt_gdn2]
        gen_mcore_gdn.py load MODEL REFERENCE DIR...            one rank loads every iteration directory;
                                                                its logits must be the reference's
        gen_mcore_gdn.py load-mesh MODEL TP PP PLAIN DIR        TP x PP ranks load DIR; the state of each
                                                                must be its part of PLAIN's tensors
-MODEL: gpt_gdn (of OUT_DIR) or qwen3_next (sizes of fixtures/hf/qwen3_next_tiny).
+MODEL: gpt_gdn or gpt_gdn2 (of OUT_DIR) or qwen3_next (sizes of fixtures/hf/qwen3_next_tiny).
 
 The layers are those of get_transformer_block_with_experimental_attention_variant_spec, whose only
 back end is Transformer Engine; it gets one of Megatron-Core's local modules instead. A norm fused into
 the projection behind it and the norm with one added to the weight exist in Transformer Engine alone:
 here they are two classes with its parameters' names. GatedDeltaNet asks for flash-linear-attention
-also where its deterministic mode, which is plain PyTorch, needs of it a normalisation by length."""
+also where its deterministic mode, which is plain PyTorch, needs of it a normalisation by length.
+
+gpt_gdn2: no release of Megatron-Core has the layer; its main branch does (ssm/gated_delta_net/gdn2.py,
+seen at 00bebb45). Gdn2 is that layer's sizes, sections and gates on the release's GatedDeltaNet, whose
+modules and sharded state dict are used as they are. The recurrence is written from its formula; FLA=FILE
+(fla/ops/gdn2/naive.py of flash-linear-attention 0.6.0) uses FLA's own, which is how the committed
+reference was made."""
 
 import argparse
+import importlib.util
 import os
 import shutil
 import socket
@@ -91,14 +98,79 @@ moe_utils.te_general_gemm = None  # named without Transformer Engine, too
 gated_delta_net.HAVE_FLA = True
 gated_delta_net.l2norm = lambda x, dim=-1, eps=1e-6: x * torch.rsqrt(x.square().sum(dim, True) + eps)
 
+class Gdn2(gated_delta_net.GatedDeltaNet):
+    def __init__(self, config, submodules, **kwargs):
+        super().__init__(config, submodules, **kwargs)
+        self.in_proj_dim = 4 * self.qk_dim + 3 * self.v_dim
+        self.in_proj = submodules.in_proj(
+            self.hidden_size, self.in_proj_dim, config=config, init_method=config.init_method,
+            gather_output=False, bias=False, skip_bias_add=False, is_expert=False,
+            tp_comm_buffer_name="fc1", tp_group=self.pg_collection.tp)
+        qk, v = self.qk_dim // self.tp_size, self.v_dim // self.tp_size
+        self.names, self.sections = ["query", "key", "value", "z", "f", "b", "w"], [qk, qk, v, v, qk, qk, v]
+        self.A_log = torch.nn.Parameter(torch.zeros(self.num_key_heads // self.tp_size))
+        self.dt_bias = torch.nn.Parameter(torch.zeros(qk))
+        self.A_log.tensor_model_parallel = self.dt_bias.tensor_model_parallel = True
+
+    def forward(self, hidden_states, attention_mask=None, **_):
+        x = self.in_proj(hidden_states)[0].transpose(0, 1)
+        batch, length = x.shape[:2]
+        qkv = sum(self.sections[:3])
+        qkv, z, f, b, w = x.split([qkv, *self.sections[3:]], dim=-1)
+        qkv = self.act_fn(self.conv1d(qkv.transpose(1, 2))[..., :length]).transpose(1, 2)
+        q, k, v = qkv.split(self.sections[:3], dim=-1)
+        heads = lambda t, width: t.reshape(batch, length, -1, width)
+        more = self.num_value_heads // self.num_key_heads
+        g = -self.A_log.float().exp().repeat_interleave(self.key_head_dim)
+        g = g * torch.nn.functional.softplus(f.float() + self.dt_bias)
+        q, k = (gated_delta_net.l2norm(heads(t, self.key_head_dim)) for t in (q, k))
+        q, k, g, b = (t.repeat_interleave(more, dim=2) for t in (
+            q, k, heads(g, self.key_head_dim), heads(b.sigmoid(), self.key_head_dim)))
+        v, w, z = (heads(t, self.value_head_dim) for t in (v, w.sigmoid(), z))
+        out = self._apply_gated_norm(recurrence()(q, k, v, g, b, w)[0], z)
+        return self.out_proj(out.reshape(batch, length, -1).transpose(0, 1).contiguous())
+
+    def sharded_state_dict(self, *args, **kwargs):
+        real = gated_delta_net._split_tensor_factory
+        gated_delta_net._split_tensor_factory = lambda t, sections, names, dim: (
+            real(t, self.sections, self.names, dim) if t.key.endswith("in_proj.weight")
+            else real(t, sections, names, dim))
+        try:
+            return super().sharded_state_dict(*args, **kwargs)
+        finally:
+            gated_delta_net._split_tensor_factory = real
+
+
+def gdn2_steps(q, k, v, g, b, w):
+    state, out = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1]), []
+    for t in range(k.shape[1]):
+        state = state * g[:, t].exp().unsqueeze(-1)
+        read = ((b * k)[:, t].unsqueeze(-1) * state).sum(-2)
+        state = state + k[:, t].unsqueeze(-1) * ((w * v)[:, t] - read).unsqueeze(-2)
+        out.append((q[:, t].unsqueeze(-1) * state).sum(-2) / k.shape[-1] ** 0.5)
+    return torch.stack(out, 1), state
+
+
+def recurrence():
+    if "FLA" not in os.environ:
+        return gdn2_steps
+    spec = importlib.util.spec_from_file_location("naive", os.environ["FLA"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.naive_recurrent_gdn2
+
+
 SIZES = {
     "gpt_gdn": dict(hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
+    "gpt_gdn2": dict(hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
     "qwen3_next": dict(hidden=64, kv=32, gdn=16, freq=4, experts=8, topk=3, moe=32, vocab=320, layers=4),
 }
 
 
 def build(name, tp, pp):
     s = argparse.Namespace(**SIZES[name])
+    if name == "gpt_gdn2":
+        variants.GatedDeltaNet = Gdn2
     config = TransformerConfig(
         **dict(base.BASE, num_layers=s.layers, hidden_size=s.hidden, num_query_groups=2,
                kv_channels=s.kv, qk_layernorm=True, attention_output_gate=True,
@@ -127,6 +199,8 @@ def build(name, tp, pp):
             "attention_output_gate", "moe_shared_expert_gate", "linear_conv_kernel_dim",
             "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
             "linear_num_value_heads")})
+    if name == "gpt_gdn2":
+        args.experimental_attention_variant = "gdn2"
     return model.eval(), args
 
 
@@ -185,10 +259,10 @@ def same_parts(model, plain):
     print(f"rank {dist.get_rank()}: {count} parts equal", flush=True)
 
 
-def save(out):
-    model, args = build("gpt_gdn", 2, 1)
+def save(out, name="gpt_gdn"):
+    model, args = build(name, 2, 1)
     fill(model)
-    root = os.path.join(out, "gpt_gdn_tp2")
+    root = os.path.join(out, name + "_tp2")
     path = os.path.join(root, "iter_0000010")
     if dist.get_rank() == 0:
         shutil.rmtree(root, ignore_errors=True)
@@ -197,7 +271,7 @@ def save(out):
     state = {"model": base.sharded(model), "args": args, "checkpoint_version": 3.0, "iteration": 10,
              "content_metadata": {"singleton_local_shards": False}}
     dist_checkpointing.save(state, path)
-    ids = torch.randint(0, SIZES["gpt_gdn"]["vocab"], (1, 24), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(0, SIZES[name]["vocab"], (1, 24), generator=torch.Generator().manual_seed(3))
     out_logits = logits(model, ids)
     plain = dist_checkpointing.load_plain_tensors(path)  # which all ranks do together
     if dist.get_rank() > 0:
@@ -215,7 +289,7 @@ def worker(rank, tp, pp, argv):
         "gloo", init_method=f"tcp://127.0.0.1:{os.environ['GDN_PORT']}", rank=rank, world_size=tp * pp)
     parallel_state.initialize_model_parallel(tp, pp)
     if argv[0] == "save":
-        save(argv[1])
+        save(*argv[1:])
     elif argv[0] == "load":
         model, _ = build(argv[1], 1, 1)
         for path in argv[3:]:
@@ -240,7 +314,7 @@ def main(argv):
     ranks = [subprocess.Popen([sys.executable, *sys.argv], env=dict(os.environ, GDN_RANK=str(r), GDN_PORT=port))
              for r in range(tp * pp)]
     try:
-        return max(abs(r.wait(timeout=240)) for r in ranks)
+        return max(abs(r.wait(timeout=600)) for r in ranks)
     finally:
         for r in ranks:
             r.kill()

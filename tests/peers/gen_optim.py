@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Real Megatron-Core optimizer checkpoints on CPU, and what training does next.
 
-  gen_optim.py save DIR [--tp N] [--dp N] [--type T] [--dtype bf16|f32] [--experts N] [--steps N]
-  gen_optim.py load DIR [--tp N] [--dp N] [--type T] [--dtype ...] [--experts N]
+  gen_optim.py save DIR [--tp N] [--dp N] [--ep N] [--type T] [--dtype bf16|f32] [--experts N]
+                        [--layers N] [--steps N] [--prefix]
+  gen_optim.py load DIR... [the same options]
 
 save trains a tiny GPT three steps with Megatron-Core's Adam, stores DIR/iter_0000003 (torch_dist) and
 prints the losses of the next steps (--next, 2); load reads a checkpoint into fresh objects and prints the
-losses of two steps from there. The second of the two depends on the optimizer's moments. One gloo
-process a rank.
+losses of two steps from there, of each directory in turn. The second of the two depends on the
+optimizer's moments. One gloo process a rank; expert parallelism (--ep) is of the data-parallel ranks,
+and its experts have an optimizer of their own, chained behind the other; --prefix stores it under
+chained_1.
 
 T: fully_reshardable dp_reshardable fully_sharded_model_space (DistributedOptimizer), or plain (the
 mixed-precision or FP32 optimizer without it). Megatron-Core names CUDA in a few places on this path;
@@ -21,6 +24,8 @@ import json
 import os
 import subprocess
 import sys
+import types
+from importlib.metadata import version
 
 RULES = [("torch.cuda.FloatTensor", "torch.FloatTensor"), ("torch.cuda.HalfTensor", "torch.HalfTensor"),
          ("torch.cuda.BFloat16Tensor", "torch.BFloat16Tensor"), ("device='cuda'", "device='cpu'"),
@@ -48,6 +53,31 @@ class CpuFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
+class NoStream:
+    """The token dispatcher copies to the host on a stream of its own; here everything is there."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def record_event(self):
+        return self
+
+    def wait_stream(self, _):
+        pass
+
+    synchronize = __exit__ = __enter__ = lambda self, *_: None
+
+
+def without_gpu(torch):
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    none = NoStream()
+    torch.cuda.Stream = NoStream
+    torch.cuda.current_stream = torch.cuda.stream = lambda *_: none
+    token_dispatcher.maybe_move_tensor_to_cpu = lambda t, as_numpy=False, **_: (
+        t.numpy() if as_numpy and torch.is_tensor(t) else t)
+    moe_utils.te_general_gemm = None  # named without Transformer Engine, too
+
+
 def build(a, torch):
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt import GPTModel
@@ -56,11 +86,12 @@ def build(a, torch):
     from megatron.core.transformer import TransformerConfig
     bf16 = a.dtype == "bf16"
     torch.manual_seed(7)
-    moe = {"num_moe_experts": a.experts, "moe_router_topk": 2, "moe_ffn_hidden_size": 32,
-           "moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "allgather",
+    moe = {"num_moe_experts": a.experts, "moe_router_topk": 2, "moe_ffn_hidden_size": 16,
+           "moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "alltoall" if a.ep > 1 else "allgather",
+           "expert_model_parallel_size": a.ep,
            "add_bias_linear": False} if a.experts else {}
     config = TransformerConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=48,
+        num_layers=a.layers, hidden_size=32, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=48,
         kv_channels=8, normalization="RMSNorm", gated_linear_unit=True,
         activation_func=torch.nn.functional.silu, add_bias_linear=False, bias_activation_fusion=False,
         hidden_dropout=0.0, attention_dropout=0.0, use_cpu_initialization=True,
@@ -104,7 +135,7 @@ def step(model, opt, i, torch):
 
 def state(a, model, opt, loading):
     meta = {"distrib_optim_sharding_type": a.type if a.type != "plain" else "fully_reshardable",
-            "chained_optim_avoid_prefix": True, "singleton_local_shards": False,
+            "chained_optim_avoid_prefix": not a.prefix, "singleton_local_shards": False,
             "distrib_optim_fully_reshardable_mem_efficient": True}
     sd = model.module.sharded_state_dict(metadata=dict(meta))
     # what the state dict calls a tensor is the name of no key: Megatron's training keeps the
@@ -128,46 +159,72 @@ def worker(rank, a, port):
     # parallel state asks only for a device number; reduce-scatter of a bucket has no gloo form
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda *_: None
-    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+    if tuple(map(int, version("megatron-core").split(".")[:2])) < (0, 16):
+        # this one compiles a helper with nvcc when it is imported
+        stub = types.ModuleType("unified_memory")
+        stub.create_unified_mempool = stub.has_unified_memory = lambda: None
+        sys.modules["megatron.core.inference.unified_memory"] = stub
+    from megatron.core import parallel_state, tensor_parallel
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     filesystem_async._process_memory = lambda: 0  # a figure for its log, of psutil
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=a.tp)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=a.tp,
+                                             expert_model_parallel_size=a.ep)
     # there is no dropout: no random numbers are drawn inside it
     tensor_parallel.get_cuda_rng_tracker().fork = lambda *_, **__: contextlib.nullcontext()
+    if a.experts:
+        without_gpu(torch)
     model, opt = build(a, torch)
-    where = os.path.join(a.dir, "iter_0000003")
     if a.what == "save":
-        for i in range(a.steps):
-            step(model, opt, i, torch)
-        sd, meta = state(a, model, opt, False)
-        sd.update(args=argparse.Namespace(**json.loads(a.args)), iteration=3, checkpoint_version=3.0)
-        if rank == 0:
-            os.makedirs(where)
-        dist.barrier()
-        dist_checkpointing.save(sd, where, content_metadata=meta, validate_access_integrity=False)
-        if rank == 0:
-            with open(os.path.join(a.dir, "latest_checkpointed_iteration.txt"), "w") as f:
-                f.write("3")
-    else:
-        for o in getattr(opt, "chained_optimizers", [opt]):
-            if a.type != "plain":  # PyTorch's Adam has no state before its first step
-                o._init_optimizer_states_with_dummy_values()
-        sd, meta = state(a, model, opt, True)
-        found = dist_checkpointing.load_content_metadata(where)
-        if a.type != "plain":
-            assert found and found["distrib_optim_sharding_type"] == a.type, found
-        got = dist_checkpointing.load(sd, where, validate_access_integrity=False)
-        model.module.load_state_dict(got["model"])
-        opt.load_state_dict(got["optimizer"])
-        for o in getattr(opt, "chained_optimizers", [opt]) if a.type != "plain" else []:
-            for g in o.optimizer.param_groups:
-                for p in g["params"]:
-                    o.optimizer.state[p]["step"].fill_(g["step"])
-    losses = [step(model, opt, 3 + i, torch) for i in range(a.next)]
-    if rank == 0:
-        print(json.dumps({"losses": losses}))
+        save(a, model, opt, torch, rank)
+        report(rank, a, a.dir[0], model, opt, torch)
+    for where in a.dir if a.what == "load" else []:
+        load(a, os.path.join(where, "iter_0000003"), model, opt, torch)
+        report(rank, a, where, model, opt, torch)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def report(rank, a, where, model, opt, torch):
+    losses = [step(model, opt, 3 + i, torch) for i in range(a.next)]
+    if rank == 0:
+        print(json.dumps({"of": where, "losses": losses}))
+
+
+def save(a, model, opt, torch, rank):
+    from megatron.core import dist_checkpointing
+    where = os.path.join(a.dir[0], "iter_0000003")
+    for i in range(a.steps):
+        step(model, opt, i, torch)
+    sd, meta = state(a, model, opt, False)
+    sd.update(args=argparse.Namespace(**json.loads(a.args)), iteration=3, checkpoint_version=3.0)
+    if rank == 0:
+        os.makedirs(where)
+    torch.distributed.barrier()
+    dist_checkpointing.save(sd, where, content_metadata=meta, validate_access_integrity=False)
+    if rank == 0:
+        with open(os.path.join(a.dir[0], "latest_checkpointed_iteration.txt"), "w") as f:
+            f.write("3")
+
+
+def load(a, where, model, opt, torch):
+    from megatron.core import dist_checkpointing
+    each = getattr(opt, "chained_optimizers", [opt]) if a.type != "plain" else []
+    for o in each:  # PyTorch's Adam has no state before its first step
+        o._init_optimizer_states_with_dummy_values()
+    sd, meta = state(a, model, opt, True)
+    found = dist_checkpointing.load_content_metadata(where)
+    if a.type != "plain":
+        assert found and found["distrib_optim_sharding_type"] == a.type, found
+    # Transformer Engine's state, of nothing here, is in no file that went through another layout
+    sd["model"] = {k: v for k, v in sd["model"].items() if not k.endswith("_extra_state")}
+    got = dist_checkpointing.load(sd, where, validate_access_integrity=False)
+    missing, unexpected = model.module.load_state_dict(got["model"], strict=False)
+    assert not unexpected and all(k.endswith("_extra_state") for k in missing), (missing, unexpected)
+    opt.load_state_dict(got["optimizer"])
+    for o in each:
+        for g in o.optimizer.param_groups:
+            for p in g["params"]:
+                o.optimizer.state[p]["step"].fill_(g["step"])
 
 
 ARGS = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2,
@@ -183,22 +240,27 @@ ARGS = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("what", choices=["save", "load"])
-    p.add_argument("dir")
+    p.add_argument("dir", nargs="+")
     p.add_argument("--tp", type=int, default=1)
     p.add_argument("--dp", type=int, default=1)
     p.add_argument("--type", default="fully_reshardable")
     p.add_argument("--dtype", default="f32")
     p.add_argument("--experts", type=int, default=0)
+    p.add_argument("--ep", type=int, default=1)
+    p.add_argument("--layers", type=int, default=2)
+    p.add_argument("--prefix", action="store_true")
     p.add_argument("--steps", type=int, default=3)
     p.add_argument("--next", type=int, default=2)
     p.add_argument("--rank", type=int)
     p.add_argument("--port", type=int)
     p.add_argument("--bucket", type=int, default=None)
     a = p.parse_args()
-    args = dict(ARGS, tensor_model_parallel_size=a.tp, bf16=a.dtype == "bf16",
+    args = dict(ARGS, num_layers=a.layers, tensor_model_parallel_size=a.tp,
+                expert_model_parallel_size=a.ep, bf16=a.dtype == "bf16",
                 params_dtype="torch.bfloat16" if a.dtype == "bf16" else "torch.float32")
     if a.experts:
-        args.update(num_experts=a.experts, moe_router_topk=2, moe_ffn_hidden_size=32)
+        args.update(num_experts=a.experts, moe_router_topk=2, moe_ffn_hidden_size=16,
+                    moe_router_load_balancing_type="none")
     a.args = json.dumps(args)
     import socket
     with socket.socket() as s:
@@ -211,7 +273,7 @@ def main():
     ranks = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(r), "--port", str(port)])
              for r in range(a.tp * a.dp)]
     try:
-        sys.exit(max(abs(r.wait(timeout=240)) for r in ranks))
+        sys.exit(max(abs(r.wait(timeout=600)) for r in ranks))
     finally:
         for r in ranks:
             r.kill()

@@ -7,7 +7,11 @@
   optim.py CKPT WORK megatron   Megatron-Core's own optimizers on CPU (gen_optim.py): TP 2 saved, ckpt
                                 to TP 1 and back to TP 2, loaded there: equal losses; TP 1 loaded: equal
                                 but for the order of sums; dp_reshardable rescued: what Megatron-Core
-                                makes of its own fully_reshardable save"""
+                                makes of its own fully_reshardable save
+  optim.py CKPT WORK mixed      the mixed-precision optimizer (bf16 parameters, fp32 copies) that Megatron-
+                                Core saved at TP 2: to TP 1 and back, and through Hugging Face with the
+                                common state put back; and the chained optimizers of expert-parallel
+                                training at EP 2: to EP 1 and back, loaded at both: equal losses"""
 import json
 import os
 import shutil
@@ -98,7 +102,36 @@ def through_megatron(work):
     print(f"TP 2 -> 1 -> 2 trains on to {want[1]}, buckets rescued as {own[1]}")
 
 
+def all_losses(*args):
+    out = subprocess.run([sys.executable, "-W", "ignore", os.path.join(HERE, "gen_optim.py"), *args],
+                         stdout=subprocess.PIPE, check=True, text=True).stdout
+    return [json.loads(line)["losses"] for line in out.splitlines() if line.startswith("{")]
+
+
+def mixed(work):
+    at = lambda name: os.path.join(work, name)
+    fixtures = os.path.join(HERE, "..", "..", "fixtures", "mcore")
+    tp = os.path.join(fixtures, "optim_mixed_tp2")
+    ckpt(tp, at("one"), "--tp", "1")
+    ckpt(at("one"), at("two"), "--tp", "2")
+    ckpt(tp, at("hf"), "--to", "safetensors", "--layout", "hf")
+    ckpt(at("hf"), at("back"), "--to", "torch_dist", "--layout", "megatron", "--tp", "2")
+    os.rename(at("back/release"), at("back/iter_0000003"))
+    # param_groups are in no Hugging Face directory
+    shutil.copy(os.path.join(tp, "iter_0000003", "common.pt"), at("back/iter_0000003"))
+    want, *got = all_losses("load", tp, at("two"), at("back"), "--tp", "2", "--layers", "1", "--dtype",
+                            "bf16", "--type", "plain")
+    assert got == [want] * 2, (want, got)
+    ep = os.path.join(fixtures, "optim_chained_ep2")
+    moe = ["--layers", "1", "--experts", "4", "--dtype", "bf16", "--type", "fully_reshardable", "--prefix"]
+    ckpt(ep, at("alone"), "--ep", "1")
+    ckpt(at("alone"), at("again"), "--ep", "2")
+    first, *second = all_losses("load", ep, at("alone"), at("again"), "--dp", "2", "--ep", "2", *moe)
+    assert second == [first] * 2, (first, second)
+    print(f"TP 2 -> 1 -> 2 and over Hugging Face train on to {want[1]}, EP 2 -> 1 -> 2 to {first[1]}")
+
+
 if __name__ == "__main__":
     shutil.rmtree(sys.argv[2], ignore_errors=True)
     os.makedirs(sys.argv[2])
-    (through_torch if sys.argv[3] == "torch" else through_megatron)(sys.argv[2])
+    {"torch": through_torch, "megatron": through_megatron, "mixed": mixed}[sys.argv[3]](sys.argv[2])

@@ -204,6 +204,7 @@ t optimizer_of_torch_trains_on py optim.py "$ckpt" "$work/optim" torch
 t training_of_torch_goes_on py train.py "$ckpt" "$work/train" torch
 t training_of_mcore_goes_on py train.py "$ckpt" "$work/train" megatron
 t optimizer_of_mcore_trains_on py optim.py "$ckpt" "$work/optim" megatron
+t optimizer_mixed_and_chained_of_mcore_trains_on py optim.py "$ckpt" "$work/optim" mixed
 
 # ---- plain torch.distributed.checkpoint -----------------------------------------------------------
 
