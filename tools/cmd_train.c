@@ -167,7 +167,11 @@ static void say_where(ckpt_train_run *run)
 {
     const ckpt_train_state *s = &run->trainer.state;
     const char *rule = run->o->optimizer == 1 ? "Muon" : "AdamW";
-    if (run->found)
+    if (run->from_config)
+        ckpt_tool_note(run->tool, "%s: a new model of %lld parameters, seed %lld; %s",
+                       run->src.path, (long long)run->trainer.net.n_elements,
+                       (long long)run->o->seed, rule);
+    else if (run->found)
         ckpt_tool_note(run->tool, "%s: at step %lld, %lld samples, with %s's state", run->src.path,
                        (long long)s->step, (long long)s->samples, rule);
     else

@@ -23,6 +23,8 @@ rc 0 train --init "$FIXTURES/hf/kimi_linear_tiny" --steps 0 --save cut --save-fo
 rc 0 diff cut kimi_linear_tiny
 # training goes on from it: 3 steps are 1 and 2
 rc 0 train --init "$FIXTURES/hf/kimi_linear_tiny" "${data[@]}" --steps 3 --save whole
+rc 0 train --init "$FIXTURES/hf/kimi_linear_tiny" "${data[@]:0:6}" --steps 1
+err 'kimi_linear_tiny: a new model of [0-9]{6} parameters, seed 1234; AdamW'
 rc 0 train --init "$FIXTURES/hf/kimi_linear_tiny" "${data[@]}" --steps 1 --save half --lr-decay 3
 rc 0 train --resume half "${data[@]}" --steps 3 --save half
 rc 0 diff whole half
