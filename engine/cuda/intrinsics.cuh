@@ -31,6 +31,16 @@ DEV uint32_t pack_bf16(float x, float y)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
     return r;
 }
+DEV void load_pair(const float *p, float &x, float &y)
+{
+    const float2 v = *(const float2 *)p;
+    x = v.x;
+    y = v.y;
+}
+DEV void store_pair(float *p, float x, float y)
+{
+    *(float2 *)p = make_float2(x, y);
+}
 DEV uint32_t to_tf32(float x)
 {
     uint32_t r;
@@ -91,6 +101,48 @@ template <int N> DEV void copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+/* Bulk copies (sm_90): one thread copies, a barrier in shared memory counts the bytes. On older cards
+ * every thread copies its part with copy_async and the barrier does nothing. */
+DEV void bar_init(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(b)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+DEV void bar_expect(uint64_t *b, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+                     "r"(bytes)
+                     : "memory");
+#endif
+}
+/* Of a multiple of 16 bytes, by THREADS threads. */
+template <int THREADS> DEV void bulk_copy(void *to, const void *from, int bytes, uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+            "%2, [%3];" ::"r"(shared_address(to)),
+            "l"(from), "r"(bytes), "r"(shared_address(b))
+            : "memory");
+#else
+    for (int i = (int)threadIdx.x * 16; i < bytes; i += THREADS * 16)
+        copy_async((char *)to + i, (const char *)from + i, true);
+#endif
+}
+DEV void bar_wait(uint64_t *b, int parity)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+                 "@p bra done_%=;\nbra again_%=;\ndone_%=:\n}" ::"r"(shared_address(b)),
+                 "r"(parity)
+                 : "memory");
+#endif
+}
 DEV float shuffle_xor(float x, int mask)
 {
     return __shfl_xor_sync(0xffffffffu, x, mask);
@@ -98,6 +150,11 @@ DEV float shuffle_xor(float x, int mask)
 DEV void sync_block()
 {
     __syncthreads();
+}
+/* Among the first 128 threads only. */
+DEV void sync_half()
+{
+    asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 DEV void sync_warp()
 {

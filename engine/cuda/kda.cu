@@ -69,27 +69,30 @@ struct arena {
     }
 };
 
+size_t image_bytes(const ckpt_cuda_kda *d)
+{
+    if (d->type == CKPT_CUDA_BF16)
+        return d->D == 64 ? image<bf16, 64>::bytes : image<bf16, 128>::bytes;
+    return d->D == 64 ? image<float, 64>::bytes : image<float, 128>::bytes;
+}
+
 void divide(const ckpt_cuda_kda *d, const shape &s, bool back, arena *a, args *p)
 {
-    const size_t rows = (size_t)s.tiles * C * (size_t)d->D * (size_t)s.size,
-                 square = (size_t)s.tiles * C * C * (size_t)s.size,
-                 state = (size_t)s.tiles * (size_t)(d->D * d->D) * (size_t)s.size;
-    p->W = a->take(rows);
-    p->U = a->take(rows);
-    p->Qg = a->take(rows);
-    p->Kr = a->take(rows);
-    p->Aqk = a->take(square);
-    p->decay = (float *)a->take((size_t)s.tiles * (size_t)d->D * sizeof(float));
+    const size_t size = (size_t)s.size, tiles = (size_t)s.tiles, D = (size_t)d->D;
+    const size_t rows = tiles * C * D * size, state = tiles * D * D * size;
+    p->image = (unsigned char *)a->take(tiles * image_bytes(d));
+    p->U = a->take(tiles * (D / VS * C * LV) * size);
     if (!s.uniform) {
         p->table = (const chunk_at *)a->take((size_t)s.chunks * sizeof(chunk_at));
         p->first = (const int *)a->take((size_t)(d->N + 1) * sizeof(int));
     }
     if (!back)
         return;
-    p->T = a->take(square);
+    p->T = a->take(tiles * C * C * size);
     p->S = a->take(state);
     p->dS = a->take(state);
-    p->dV = a->take(rows);
+    if (d->type == CKPT_CUDA_F32) /* bf16: dV_new lies in dv until grads writes that */
+        p->dV = a->take(rows);
 }
 
 /* Where every chunk is, when sequences differ in length. The copies are staged before they return. */

@@ -26,17 +26,28 @@ struct args {
     const float *beta, *state0, *d_state;
     void *o, *dq, *dk, *dv;
     float *dg, *dbeta, *state, *d_state0;
-    void *W, *U, *Qg, *Kr; /* [C, D] E; U becomes V_new where backward needs it */
-    void *Aqk, *T;         /* [C, C] E; T or NULL */
-    void *S, *dS, *dV;     /* [D, D] E state before, gradient of the state after; [C, D] E */
-    float *decay;          /* [D] e^G_C */
+    unsigned char *image;  /* of each chunk: what a step of the scans reads (struct image) */
+    void *U;               /* [D / VS][C][LV] E; becomes V_new where backward needs it */
+    void *T;               /* [C, C] E, or NULL */
+    void *S, *dS, *dV;     /* [D, D] E state before, gradient of the state after; [C, D] f32 */
     const chunk_at *table; /* NULL: every sequence has seq_len tokens */
     const int *first;      /* [N + 1] first chunk of each sequence, with table */
     int64_t seq_len;
     int per_seq, H; /* chunks of a sequence without table */
     float scale;
+    int stages;            /* buffers of a scan */
     bool g_bf16, resident; /* resident: shared memory holds all operands of the gradient kernel */
 };
+
+/* The part of a chunk that all columns of the state share, as it lies in shared memory: padded rows, so
+ * that one bulk copy brings it. The scan that makes no o needs the first part only. */
+template <class E, int D> struct image {
+    static constexpr int LD = D + 16 / (int)sizeof(E);
+    static constexpr int tile = C * LD * (int)sizeof(E);
+    static constexpr int Kr = tile, decay = 2 * tile, Qg = decay + D * 4, Aqk = Qg + tile;
+    static constexpr int first = Qg, bytes = Aqk + C * LC * (int)sizeof(E);
+};
+template <class E, int D> constexpr int columns = D / VS *C *LV; /* elements of U of a chunk */
 
 DEV chunk_at find_chunk(const args &p, int c)
 {
@@ -59,11 +70,6 @@ DEV void fetch(E *to, int ls, const E *from, int64_t gs, int rows, int w, int va
         const int r = i / per, c = i % per * vec<E>::n;
         copy_async(to + r * ls + c, from + (r < valid ? r : 0) * gs + c, r < valid);
     }
-}
-template <int THREADS> DEV void fetch_f32(float *to, const float *from, int n)
-{
-    for (int i = (int)threadIdx.x; i < n / 4; i += THREADS)
-        copy_async(to + 4 * i, from + 4 * i, true);
 }
 /* The way back, at once. */
 template <class E, int THREADS>

@@ -236,6 +236,22 @@ DEV void finish(const args &p, const grad_memory<E, D> &m, const chunk_at &c, in
     }
 }
 
+/* V_new in columns of VS, for f32. */
+struct Split {
+    const float *p;
+    DEV float at(int r, int v) const
+    {
+        return p[(v / VS * C + r) * LV + v % VS];
+    }
+};
+template <int D> DEV Row<bf16> v_operand(const grad_memory<bf16, D> &m, const bf16 *)
+{
+    return Row<bf16>{m.V, grad_memory<bf16, D>::LD};
+}
+template <int D> DEV Split v_operand(const grad_memory<float, D> &, const float *p)
+{
+    return Split{p};
+}
 template <int D> DEV Row<bf16> d_o_operand(const grad_memory<bf16, D> &m, const bf16 *, int, int)
 {
     return Row<bf16>{m.d_o, grad_memory<bf16, D>::LD};
@@ -259,17 +275,18 @@ template <class E, int D, bool SAFE> KERNEL(GRAD_THREADS, 1) grads(const args p)
     const chunk_at c = find_chunk(p, ci);
     const int64_t at = (c.start * p.H + h) * D;
     const int row = p.H * D;
-    const E *gV = (const E *)p.U + tile * (C * D), *gS = (const E *)p.S + tile * (D * D),
+    const E *gV = (const E *)p.U + tile * columns<E, D>, *gS = (const E *)p.S + tile * (D * D),
             *gdS = (const E *)p.dS + tile * (D * D), *gT = (const E *)p.T + tile * (C * C),
             *gO = (const E *)p.d_o + at;
-    E *gdV = (E *)p.dV + tile * (C * D);
+    E *gdV = tiles ? nullptr : (E *)p.dV + tile * (C * D);
 
     if (tiles) {
         fetch<E, TH>(m.A, LC, gT, C, C, C, C);
-        fetch<E, TH>(m.dV, LD, gdV, D, C, D, C);
+        fetch<E, TH>(m.dV, LD, (const E *)p.dv + at, row, C, D, c.len);
         copy_commit();
         fetch<E, TH>(m.d_o, LD, gO, row, C, D, c.len);
-        fetch<E, TH>(m.V, LD, gV, D, C, D, C);
+        for (int v = 0; v < D / VS; v++)
+            fetch<E, TH>(m.V + v * VS, LD, gV + v * C * LV, LV, C, VS, C);
         fetch<E, TH>(m.S, LD, gS, D, D, D, D);
         copy_commit();
     }
@@ -312,7 +329,8 @@ template <class E, int D, bool SAFE> KERNEL(GRAD_THREADS, 1) grads(const args p)
     clear(dq);
     clear(db);
     clear(dk);
-    const Row<E> rR = {dR, ldR}, rV = {tiles ? m.V : gV, ldR};
+    const Row<E> rR = {dR, ldR};
+    const auto rV = v_operand(m, gV);
     const Row<E> rS = {tiles ? m.S : gS, ldR}, rdS = {tiles ? m.dS : gdS, ldR};
     const auto rO = d_o_operand(m, gO, row, c.len);
     product<E>::run2(dq, db, rO, rR, r0, rS, n0, 0, D);

@@ -39,8 +39,15 @@ template <class E, int D> struct runner {
     }
     template <class K> ckpt_status serial(const char *name, K *kernel, ckpt_err *err) const
     {
-        return launch(name, kernel, how.N * p.H * (D / VS), SCAN_THREADS, scan_memory<E, D>::bytes,
-                      p, how.stream, err);
+        typedef scan_memory<E, D> M;
+        int limit = 0;
+        const ckpt_status status = room(kernel, 0, &limit, err);
+        if (status != CKPT_OK)
+            return status;
+        args with = p;
+        with.stages = M::most > 1 && M::bytes(M::most) > limit ? M::most - 1 : M::most;
+        return launch(name, kernel, how.N * p.H * (D / VS), SCAN_THREADS, M::bytes(with.stages),
+                      with, how.stream, err);
     }
     ckpt_status forward(ckpt_err *err) const
     {

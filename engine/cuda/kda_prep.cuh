@@ -178,23 +178,24 @@ DEV void make_scores(const prep_memory<E, D> &m, float scale, E *out)
                 for (int e = 0; e < 2; e++)
                     if (c + e <= r)
                         score(m, r, c + e, a[e], l[e]);
-            store2(out + r * C + c, c <= r ? scale * a[0] : 0.f, c + 1 <= r ? scale * a[1] : 0.f);
+            store2(out + r * LC + c, c <= r ? scale * a[0] : 0.f, c + 1 <= r ? scale * a[1] : 0.f);
             store2(m.L + r * LF + c, c < r ? l[0] : 0.f, c + 1 < r ? l[1] : 0.f);
         }
     }
-    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS) {
-        const int r = i / (C / 2), c = i % (C / 2) * 2;
+    for (int i = (int)threadIdx.x; i < C * LC / 2; i += PREP_THREADS) {
+        const int r = i / (LC / 2), c = i % (LC / 2) * 2;
         if (c / 16 > r / 16)
-            store2(out + r * C + c, 0.f, 0.f);
+            store2(out + r * LC + c, 0.f, 0.f);
     }
 }
 
-/* m.L = (I + L)^-1 in place, m.T the same as E with zeros above the diagonal. */
+/* m.L = (I + L)^-1 in place, m.T the same as E with zeros above the diagonal. By the first four warps,
+ * while the others are in scale_rows. */
 template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
 {
     typedef product<typename fine<E>::type> mul;
     const int w = (int)threadIdx.x / 32;
-    if (w < 4) {
+    {
         float x[16];
         float *tile = m.L + 16 * w * (LF + 1);
         const int j = lane() & 15;
@@ -212,7 +213,7 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
             for (int i = 0; i < 16; i++)
                 tile[i * LF + j] = x[i];
     }
-    sync_block();
+    sync_half();
     const Row<float> rows = {m.L, LF};
     const Col<float> columns = {m.L, LF};
     for (int p = 1; p < C / 16; p++) {
@@ -221,7 +222,7 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
             clear(x);
             mul::run(x, rows, 16 * p, columns, 16 * w, 16 * w, 16 * p);
         }
-        sync_block();
+        sync_half();
         if (w < p) {
             each(x, 16 * p, 16 * w,
                  [&](int r, int c, float a, float b) { store2(m.L + r * LF + c, a, b); });
@@ -233,9 +234,9 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
             each(x, 16 * p, 16 * w,
                  [&](int r, int c, float a, float b) { store2(m.L + r * LF + c, -a, -b); });
         }
-        sync_block();
+        sync_half();
     }
-    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS) {
+    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS / 2) {
         const int r = i / (C / 2), c = i % (C / 2) * 2;
         const bool inside = c / 16 <= r / 16;
         store2(m.T + r * LC + c, inside ? m.L[r * LF + c] : 0.f,
@@ -245,32 +246,41 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
 
 /* Qg and Kr to global memory; k becomes beta k e^G, v becomes beta v. */
 template <class E, int D>
-DEV void scale_rows(const args &p, const prep_memory<E, D> &m, int64_t tile)
+DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
 {
     constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG, n = vec<E>::n;
-    E *Qg = (E *)p.Qg + tile * (C * D), *Kr = (E *)p.Kr + tile * (C * D);
-    for (int i = (int)threadIdx.x; i < C * D / n; i += PREP_THREADS) {
+    for (int i = (int)threadIdx.x - PREP_THREADS / 2; i < C * D / n; i += PREP_THREADS / 2) {
         const int r = i / (D / n), d = i % (D / n) * n;
-        const float beta = m.beta[r], *G = m.G + r * LG + d, *last = m.G + (C - 1) * LG + d;
+        const float beta = m.beta[r];
         vec<E> q = load16(m.q + r * LD + d), k = load16(m.k + r * LD + d),
                v = load16(m.v + r * LD + d), kr;
 #pragma unroll
-        for (int j = 0; j < n; j++) {
-            const float e = ex2(G[j]), x = to_f(k.e[j]);
-            q.e[j] = cast<E>(p.scale * e * to_f(q.e[j]));
-            kr.e[j] = cast<E>(x * ex2(last[j] - G[j]));
-            k.e[j] = cast<E>(beta * e * x);
-            v.e[j] = cast<E>(beta * to_f(v.e[j]));
+        for (int half = 0; half < n; half += 4) {
+            const vec<float> G = load16(m.G + r * LG + d + half),
+                             last = load16(m.G + (C - 1) * LG + d + half);
+#pragma unroll
+            for (int l = 0; l < 4; l++) {
+                const int j = half + l;
+                const float e = ex2(G.e[l]), x = to_f(k.e[j]);
+                q.e[j] = cast<E>(p.scale * e * to_f(q.e[j]));
+                kr.e[j] = cast<E>(x * ex2(last.e[l] - G.e[l]));
+                k.e[j] = cast<E>(beta * e * x);
+                v.e[j] = cast<E>(beta * to_f(v.e[j]));
+            }
         }
-        store16(Qg + r * D + d, q);
-        store16(Kr + r * D + d, kr);
+        store16(Qg + r * LD + d, q);
+        store16(Kr + r * LD + d, kr);
+        if (d == 0) { /* the padding, so that a copy reads nothing that was not written */
+            store16(Qg + r * LD + D, q);
+            store16(Kr + r * LD + D, kr);
+        }
         store16(m.k + r * LD + d, k);
         store16(m.v + r * LD + d, v);
     }
 }
 
 /* W and U = T times k and v, each warp all rows of some columns. */
-template <class E, int D> DEV void multiply(const args &p, const prep_memory<E, D> &m, int64_t tile)
+template <class E, int D> DEV void multiply(const prep_memory<E, D> &m, E *W, E *U)
 {
     constexpr int LD = prep_memory<E, D>::LD, NT = D / 32; /* 8 warps, 2 D columns */
     const int w = (int)threadIdx.x / 32, n0 = w % 4 * NT * 8;
@@ -286,8 +296,12 @@ template <class E, int D> DEV void multiply(const args &p, const prep_memory<E, 
     E *to = w < 4 ? m.k : m.v;
     each(acc, 0, n0, [&](int r, int c, float x, float y) { store2(to + r * LD + c, x, y); });
     sync_block();
-    flush<E, PREP_THREADS>((E *)p.W + tile * (C * D), D, m.k, LD, C, D);
-    flush<E, PREP_THREADS>((E *)p.U + tile * (C * D), D, m.v, LD, C, D);
+    flush<E, PREP_THREADS>(W, LD, m.k, LD, C, LD);
+    constexpr int n = vec<E>::n, per = LV / n;
+    for (int i = (int)threadIdx.x; i < D / VS * C * per; i += PREP_THREADS) {
+        const int r = i / per % C, v = i / per / C * VS + i % per * n;
+        store16(U + i * n, load16(m.v + r * LD + (v < D ? v : 0)));
+    }
 }
 
 template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1) prep(const args p)
@@ -308,14 +322,18 @@ template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1
     cumulate<D, PREP_THREADS>(p, c, h, m.G, LG, m.part);
     copy_wait<0>();
     sync_block();
+    typedef image<E, D> I;
+    unsigned char *out = p.image + tile * I::bytes;
     if (tid < D)
-        p.decay[tile * D + tid] = ex2(m.G[(C - 1) * LG + tid]);
-    make_scores<E, D, SAFE>(m, p.scale, (E *)p.Aqk + tile * (C * C));
+        ((float *)(out + I::decay))[tid] = ex2(m.G[(C - 1) * LG + tid]);
+    make_scores<E, D, SAFE>(m, p.scale, (E *)(out + I::Aqk));
     sync_block();
-    scale_rows<E, D>(p, m, tile);
-    invert(m);
+    if (tid < PREP_THREADS / 2)
+        invert(m);
+    else
+        scale_rows<E, D>(p, m, (E *)(out + I::Qg), (E *)(out + I::Kr));
     sync_block();
-    multiply<E, D>(p, m, tile);
+    multiply<E, D>(m, (E *)out, (E *)p.U + tile * columns<E, D>);
     if (p.T)
         flush<E, PREP_THREADS>((E *)p.T + tile * (C * C), C, m.T, LC, C, C);
 }

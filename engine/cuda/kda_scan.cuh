@@ -16,31 +16,39 @@ namespace kda
 constexpr int SCAN_THREADS = 256;
 
 template <class E, int D> struct scan_memory {
-    static constexpr int LD = D + 16 / (int)sizeof(E);
-    static constexpr int stages = sizeof(E) == 2 ? 2 : 1;
-    static constexpr int stage = (3 * C * LD + C * LC + C * LV) * (int)sizeof(E) + D * 4;
-    static constexpr int bytes = stages * stage + (D + C) * LV * (int)sizeof(E);
+    static constexpr int LD = image<E, D>::LD;
+    static constexpr int stage = image<E, D>::bytes + C * LV * (int)sizeof(E);
+    static constexpr int most = sizeof(E) == 2 ? 3 : 1; /* stages */
+    static constexpr int bytes(int stages)
+    {
+        return 64 + stages * stage + (D + C) * LV * (int)sizeof(E);
+    }
+    uint64_t *bar; /* a stage has arrived */
     E *S, *X;
     unsigned char *base;
     DEV explicit scan_memory(unsigned char *p)
     {
-        S = (E *)p;
+        bar = (uint64_t *)p;
+        S = (E *)(p + 64);
         X = S + D * LV;
         base = (unsigned char *)(X + C * LV);
     }
 };
 template <class E, int D> struct scan_stage {
-    static constexpr int LD = scan_memory<E, D>::LD;
     E *W, *Kr, *Qg, *Aqk, *V; /* V: columns of U, or of dO */
     float *decay;
+    uint64_t *bar;
     DEV scan_stage(const scan_memory<E, D> &m, int i)
     {
-        W = (E *)(m.base + i % scan_memory<E, D>::stages * scan_memory<E, D>::stage);
-        Kr = W + C * LD;
-        Qg = Kr + C * LD;
-        Aqk = Qg + C * LD;
-        V = Aqk + C * LC;
-        decay = (float *)(V + C * LV);
+        typedef image<E, D> I;
+        unsigned char *at = m.base + i * scan_memory<E, D>::stage;
+        bar = m.bar + i;
+        W = (E *)at;
+        Kr = (E *)(at + I::Kr);
+        decay = (float *)(at + I::decay);
+        Qg = (E *)(at + I::Qg);
+        Aqk = (E *)(at + I::Aqk);
+        V = (E *)(at + I::bytes);
     }
 };
 
@@ -110,18 +118,38 @@ template <int D> DEV scan_at scan_of(const args &p)
     return s;
 }
 
-template <class E, int D, bool KEEP>
-DEV void scan_fetch(const args &p, const scan_at &s, const scan_stage<E, D> &m, int c)
+/* Step i of a scan is in stage i % stages; fetches run stages - 1 steps ahead, or with one stage none. */
+template <class E, int D> DEV void scan_begin(const args &p, const scan_memory<E, D> &m)
 {
-    const int64_t tile = (int64_t)c * p.H + s.h;
-    fetch<E, SCAN_THREADS>(m.W, m.LD, (const E *)p.W + tile * (C * D), D, C, D, C);
-    fetch<E, SCAN_THREADS>(m.Kr, m.LD, (const E *)p.Kr + tile * (C * D), D, C, D, C);
-    fetch<E, SCAN_THREADS>(m.V, LV, (const E *)p.U + tile * (C * D) + s.v0, D, C, VS, C);
-    fetch_f32<SCAN_THREADS>(m.decay, p.decay + tile * D, D);
-    if (!KEEP) {
-        fetch<E, SCAN_THREADS>(m.Qg, m.LD, (const E *)p.Qg + tile * (C * D), D, C, D, C);
-        fetch<E, SCAN_THREADS>(m.Aqk, LC, (const E *)p.Aqk + tile * (C * C), C, C, C, C);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < p.stages; i++)
+            bar_init(m.bar + i);
+    sync_block();
+}
+DEV void scan_wait(const args &p, uint64_t *bar, int step)
+{
+    if (p.stages == 3)
+        copy_wait<1>();
+    else
+        copy_wait<0>();
+    bar_wait(bar, step / p.stages & 1);
+    sync_block();
+}
+
+template <class E, int D, bool KEEP>
+DEV void scan_fetch(const args &p, const scan_at &s, const scan_memory<E, D> &m, int step)
+{
+    typedef image<E, D> I;
+    constexpr int n = KEEP ? I::first : I::bytes, columns_bytes = C * LV * (int)sizeof(E);
+    if (s.c0 + step < s.c1) {
+        const scan_stage<E, D> x(m, step % p.stages);
+        const int64_t tile = (int64_t)(s.c0 + step) * p.H + s.h;
+        bar_expect(x.bar, n + columns_bytes);
+        bulk_copy<SCAN_THREADS>(x.W, p.image + tile * I::bytes, n, x.bar);
+        bulk_copy<SCAN_THREADS>(x.V, (const E *)p.U + tile * columns<E, D> + s.v0 * (C * LV / VS),
+                                columns_bytes, x.bar);
     }
+    copy_commit();
 }
 
 /* o and the final state; with KEEP, for backward: the state before each chunk and V_new in U's place,
@@ -135,21 +163,17 @@ template <class E, int D, bool KEEP> KERNEL(SCAN_THREADS, 1) scan(const args p)
     const state_tile<D> t;
     const int w = (int)threadIdx.x / 32, r0 = w % 4 * 16, n0 = w / 4 * (VS / 2);
     float S[1][state_tile<D>::NT][4];
-    if (s.c0 < s.c1) {
-        scan_fetch<E, D, KEEP>(p, s, scan_stage<E, D>(m, 0), s.c0);
-        copy_commit();
-    }
+    scan_begin(p, m);
+    for (int i = 0; i < (p.stages > 1 ? p.stages - 1 : 1); i++)
+        scan_fetch<E, D, KEEP>(p, s, m, i);
     state_load<D>(S, t, p.state0 ? p.state0 + s.state : nullptr);
     state_share<E, D>(m.S, t, S);
     for (int c = s.c0; c < s.c1; c++) {
-        const scan_stage<E, D> x(m, c - s.c0);
+        const scan_stage<E, D> x(m, (c - s.c0) % p.stages);
         const int64_t tile = (int64_t)c * p.H + s.h;
-        copy_wait<0>();
-        sync_block();
-        if (M::stages == 2 && c + 1 < s.c1) {
-            scan_fetch<E, D, KEEP>(p, s, scan_stage<E, D>(m, c + 1 - s.c0), c + 1);
-            copy_commit();
-        }
+        scan_wait(p, x.bar, c - s.c0);
+        if (p.stages > 1)
+            scan_fetch<E, D, KEEP>(p, s, m, c - s.c0 + p.stages - 1);
         float d[1][2][4], o[1][2][4];
         clear(d);
         clear(o);
@@ -159,12 +183,12 @@ template <class E, int D, bool KEEP> KERNEL(SCAN_THREADS, 1) scan(const args p)
             product<E>::run(d, W, r0, state, n0, 0, D);
         else
             product<E>::run2(d, o, W, Q, r0, state, n0, 0, D);
-        E *keep = (E *)p.U + tile * (C * D) + s.v0;
+        E *keep = (E *)p.U + tile * columns<E, D> + s.v0 * (C * LV / VS);
         each(d, r0, n0, [&](int r, int v, float a, float b) {
             const pair u = load2(x.V + r * LV + v);
             store2(m.X + r * LV + v, u.x - a, u.y - b);
             if (KEEP)
-                store2(keep + r * D + v, u.x - a, u.y - b);
+                store2(keep + r * LV + v, u.x - a, u.y - b);
         });
         if (KEEP)
             flush<E, SCAN_THREADS>((E *)p.S + tile * (D * D) + s.v0, D, m.S, LV, D, VS);
@@ -182,10 +206,9 @@ template <class E, int D, bool KEEP> KERNEL(SCAN_THREADS, 1) scan(const args p)
                     store2(to + (int64_t)r * p.H * D + v, a, b);
             });
         }
-        if (M::stages == 1 && c + 1 < s.c1) {
+        if (p.stages == 1) {
             sync_block();
-            scan_fetch<E, D, KEEP>(p, s, x, c + 1);
-            copy_commit();
+            scan_fetch<E, D, KEEP>(p, s, m, c - s.c0 + 1);
         }
     }
     if (p.state)
@@ -194,17 +217,20 @@ template <class E, int D, bool KEEP> KERNEL(SCAN_THREADS, 1) scan(const args p)
 
 /* dV_new and dS' of every chunk, last to first, and the gradient of the first state. */
 template <class E, int D>
-DEV void back_fetch(const args &p, const scan_at &s, const scan_stage<E, D> &m, int c)
+DEV void back_fetch(const args &p, const scan_at &s, const scan_memory<E, D> &m, int step)
 {
-    const int64_t tile = (int64_t)c * p.H + s.h;
-    const chunk_at at = find_chunk(p, c);
-    fetch<E, SCAN_THREADS>(m.W, m.LD, (const E *)p.W + tile * (C * D), D, C, D, C);
-    fetch<E, SCAN_THREADS>(m.Kr, m.LD, (const E *)p.Kr + tile * (C * D), D, C, D, C);
-    fetch<E, SCAN_THREADS>(m.Qg, m.LD, (const E *)p.Qg + tile * (C * D), D, C, D, C);
-    fetch<E, SCAN_THREADS>(m.Aqk, LC, (const E *)p.Aqk + tile * (C * C), C, C, C, C);
-    fetch<E, SCAN_THREADS>(m.V, LV, (const E *)p.d_o + (at.start * p.H + s.h) * D + s.v0,
-                           (int64_t)p.H * D, C, VS, at.len);
-    fetch_f32<SCAN_THREADS>(m.decay, p.decay + tile * D, D);
+    typedef image<E, D> I;
+    const int c = s.c1 - 1 - step;
+    if (c >= s.c0) {
+        const scan_stage<E, D> x(m, step % p.stages);
+        const chunk_at at = find_chunk(p, c);
+        bar_expect(x.bar, I::bytes);
+        bulk_copy<SCAN_THREADS>(x.W, p.image + ((int64_t)c * p.H + s.h) * I::bytes, I::bytes,
+                                x.bar);
+        fetch<E, SCAN_THREADS>(x.V, LV, (const E *)p.d_o + (at.start * p.H + s.h) * D + s.v0,
+                               (int64_t)p.H * D, C, VS, at.len);
+    }
+    copy_commit();
 }
 
 template <class E, int D> KERNEL(SCAN_THREADS, 1) scan_back(const args p)
@@ -216,30 +242,32 @@ template <class E, int D> KERNEL(SCAN_THREADS, 1) scan_back(const args p)
     const state_tile<D> t;
     const int w = (int)threadIdx.x / 32, r0 = w % 4 * 16, n0 = w / 4 * (VS / 2);
     float S[1][state_tile<D>::NT][4];
-    if (s.c0 < s.c1) {
-        back_fetch<E, D>(p, s, scan_stage<E, D>(m, 0), s.c1 - 1);
-        copy_commit();
-    }
+    scan_begin(p, m);
+    for (int i = 0; i < (p.stages > 1 ? p.stages - 1 : 1); i++)
+        back_fetch<E, D>(p, s, m, i);
     state_load<D>(S, t, p.d_state ? p.d_state + s.state : nullptr);
     state_share<E, D>(m.S, t, S);
     for (int c = s.c1 - 1; c >= s.c0; c--) {
-        const scan_stage<E, D> x(m, s.c1 - 1 - c);
+        const int step = s.c1 - 1 - c;
+        const scan_stage<E, D> x(m, step % p.stages);
         const int64_t tile = (int64_t)c * p.H + s.h;
-        copy_wait<0>();
-        sync_block();
-        if (M::stages == 2 && c > s.c0) {
-            back_fetch<E, D>(p, s, scan_stage<E, D>(m, s.c1 - c), c - 1);
-            copy_commit();
-        }
+        scan_wait(p, x.bar, step);
+        if (p.stages > 1)
+            back_fetch<E, D>(p, s, m, step + p.stages - 1);
         float d[1][2][4];
         clear(d);
         const Col<E> d_o = {x.V, LV};
         product<E>::run(d, Row<E>{x.Kr, M::LD}, r0, Col<E>{m.S, LV}, n0, 0, D);
         product<E>::run(d, Col<E>{x.Aqk, LC}, r0, d_o, n0, r0, C);
-        E *to = (E *)p.dV + tile * (C * D) + s.v0;
+        const chunk_at at = find_chunk(p, c);
+        constexpr bool own = sizeof(E) == 4; /* dV has memory of its own, else it lies in dv */
+        E *to =
+            own ? (E *)p.dV + tile * (C * D) + s.v0 : (E *)p.dv + (at.start * p.H + s.h) * D + s.v0;
+        const int64_t row = own ? D : (int64_t)p.H * D;
         each(d, r0, n0, [&](int r, int v, float a, float b) {
             store2(m.X + r * LV + v, -a, -b);
-            store2(to + r * D + v, a, b);
+            if (own || r < at.len)
+                store2(to + r * row + v, a, b);
         });
         flush<E, SCAN_THREADS>((E *)p.dS + tile * (D * D) + s.v0, D, m.S, LV, D, VS);
         state_decay(S, t.r0, x.decay);
@@ -247,10 +275,9 @@ template <class E, int D> KERNEL(SCAN_THREADS, 1) scan_back(const args p)
         sync_block();
         product<E>::run(S, Col<E>{x.W, M::LD}, t.r0, Col<E>{m.X, LV}, t.c0, 0, C);
         state_share<E, D>(m.S, t, S);
-        if (M::stages == 1 && c > s.c0) {
+        if (p.stages == 1) {
             sync_block();
-            back_fetch<E, D>(p, s, x, c - 1);
-            copy_commit();
+            back_fetch<E, D>(p, s, m, step + 1);
         }
     }
     if (p.d_state0)

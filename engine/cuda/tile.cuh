@@ -54,7 +54,9 @@ struct pair {
 };
 DEV pair load2(const float *p)
 {
-    return pair{p[0], p[1]};
+    pair r;
+    load_pair(p, r.x, r.y);
+    return r;
 }
 DEV pair load2(const bf16 *p)
 {
@@ -63,8 +65,7 @@ DEV pair load2(const bf16 *p)
 }
 DEV void store2(float *p, float x, float y)
 {
-    p[0] = x;
-    p[1] = y;
+    store_pair(p, x, y);
 }
 DEV void store2(bf16 *p, float x, float y)
 {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <ucontext.h>
 #include <vector>
 
@@ -44,11 +45,21 @@ struct slot {
     uint32_t w[8];
     const void *p;
 };
+struct bulk {
+    void *to;
+    const void *from;
+    int bytes;
+};
+struct bar {
+    int phase = 0, expected = 0;
+    std::vector<bulk> copies;
+};
 struct block {
+    std::map<uint64_t *, bar> bars;
     std::vector<fiber> fibers;
     std::vector<slot> slots;
     std::vector<unsigned> warp_count;
-    unsigned count, live;
+    unsigned count, half_count, live;
     std::vector<unsigned char> memory;
     std::vector<std::vector<char>> stacks;
     std::function<void()> body;
@@ -108,7 +119,8 @@ __attribute__((noinline)) inline void resume(fiber &f)
 inline void run_block(unsigned threads)
 {
     b.live = threads;
-    b.count = 0;
+    b.count = b.half_count = 0;
+    b.bars.clear();
     std::memset(b.memory.data(), 0xff, b.memory.size());
     for (unsigned i = 0; i < threads; i++) {
         fiber &f = b.fibers[i];
@@ -206,6 +218,20 @@ inline uint32_t pack_bf16(float x, float y)
 {
     return emu::bf16_of(x) | emu::bf16_of(y) << 16;
 }
+inline void load_pair(const float *p, float &x, float &y)
+{
+    if ((uintptr_t)p % 8)
+        std::abort();
+    x = p[0];
+    y = p[1];
+}
+inline void store_pair(float *p, float x, float y)
+{
+    if ((uintptr_t)p % 8)
+        std::abort();
+    p[0] = x;
+    p[1] = y;
+}
 inline uint32_t to_tf32(float x)
 {
     return (emu::u_of(x) + 0x1000) & ~0x1fffu;
@@ -297,6 +323,42 @@ template <int N> inline void copy_wait()
 {
     emu::land(emu::b.fibers[threadIdx.x], N);
 }
+inline void bar_init(uint64_t *b)
+{
+    emu::b.bars[b] = emu::bar();
+}
+inline void bar_expect(uint64_t *b, int bytes)
+{
+    if (threadIdx.x == 0)
+        emu::b.bars.at(b).expected += bytes;
+}
+template <int THREADS> inline void bulk_copy(void *to, const void *from, int bytes, uint64_t *b)
+{
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16)
+        std::abort();
+    if (threadIdx.x == 0)
+        emu::b.bars.at(b).copies.push_back({to, from, bytes});
+}
+/* The copies land when their phase is first waited for; a wait for nothing would hang a card. */
+inline void bar_wait(uint64_t *b, int parity)
+{
+    emu::bar &x = emu::b.bars.at(b);
+    for (int turns = 0; x.phase == parity && x.copies.empty(); turns++) {
+        if (turns == 1000)
+            std::abort();
+        emu::yield();
+    }
+    if (x.phase != parity)
+        return;
+    for (const emu::bulk &c : x.copies) {
+        std::memcpy(c.to, c.from, (size_t)c.bytes);
+        x.expected -= c.bytes;
+    }
+    if (x.expected != 0)
+        std::abort();
+    x.copies.clear();
+    x.phase ^= 1;
+}
 inline float shuffle_xor(float x, int mask)
 {
     emu::slot *s = warp_slots();
@@ -309,6 +371,10 @@ inline float shuffle_xor(float x, int mask)
 inline void sync_block()
 {
     emu::barrier(0, (unsigned)emu::b.fibers.size(), emu::b.count);
+}
+inline void sync_half()
+{
+    emu::barrier(0, 128, emu::b.half_count);
 }
 inline void sync_warp()
 {

@@ -1,15 +1,29 @@
 #!/usr/bin/env python3
 """FLA's chunk_kda on the same card: its errors on the inputs that `kda_gpu dump DIR` wrote, and its times.
 
-    fla_kda.py DIR      needs torch with CUDA, triton and FLA's wheels (flash-linear-attention, fla-core)"""
+    fla_kda.py DIR...   needs torch with CUDA, triton and FLA's wheels (flash-linear-attention, fla-core)
+
+FLA tunes each kernel over up to a hundred configurations; FLA_CONFIGS=n tries n of them (default 6)."""
+import os
 import sys
 
 import numpy
 import torch
 import triton
+from triton.runtime import autotuner
+
+start = autotuner.Autotuner.__init__
+
+
+def fewer(self, fn, arg_names, configs, *rest, **named):
+    step = max(1, len(configs) // int(os.environ.get("FLA_CONFIGS", "6")))
+    start(self, fn, arg_names, configs[::step], *rest, **named)
+
+
+autotuner.Autotuner.__init__ = fewer
 from fla.ops.kda import chunk_kda
 
-T, H, D = 2048, 4, 128
+T, H, D = 1024, 32, 128
 
 
 def load(directory, name, shape, dtype):
@@ -34,7 +48,7 @@ def errors(directory):
         got = out[name].double()
         ref = load(directory, name, got.shape, torch.float64)
         print(" %s %.2e" % (name, ((got - ref).norm() / ref.norm()).item()), end="")
-    print("   FLA, the same inputs")
+    print("   FLA, the same inputs", flush=True)
 
 
 def times(t, h, d, gate):
@@ -68,7 +82,6 @@ def times(t, h, d, gate):
           % (t, h, d, gate, fwd, bwd, extra / 2**20), flush=True)
 
 
-errors(sys.argv[1])
-for gate in ("f32", "in kernel"):
-    times(8192, 32, 128, gate)
-times(1024, 4, 64, "f32")
+for directory in sys.argv[1:]:
+    errors(directory)
+times(8192, 32, 128, "f32")

@@ -33,11 +33,12 @@ static const char *const kda_names[KDA_ARRAYS] = {"o",  "state", "dq",    "dk",
                                                   "dv", "dg",    "dbeta", "dstate0"};
 
 /* Limits on the relative RMS error. f32: sums of a few thousand terms. bf16: what FLA's tests allow its
- * own kernels (kda-math.md section 4.7). */
+ * own kernels (kda-math.md section 4.7) on decays that forget; where nothing is forgotten values are
+ * differences of larger ones, FLA itself exceeds those limits (NOTES.md), and twice them is allowed. */
 static inline double kda_limit(const kda_case *c, int array)
 {
     static const double bf16[KDA_ARRAYS] = {5e-3, 5e-3, 8e-3, 8e-3, 8e-3, 2e-2, 2e-2, 8e-3};
-    return c->type == CKPT_CUDA_F32 ? 1e-5 : bf16[array];
+    return c->type == CKPT_CUDA_F32 ? 1e-5 : (c->g_low > -0.1 ? 2 : 1) * bf16[array];
 }
 
 static uint64_t kda_random = 1;

@@ -2,7 +2,7 @@
  *
  *   kda_gpu check [small]     every case against the f64 recurrence, twice, the bits equal
  *   kda_gpu time T H D [general] [f32]   medians of forward and backward, workspace
- *   kda_gpu dump DIR          inputs and f64 results of one case for another program (tests/gpu/fla_kda.py)
+ *   kda_gpu dump DIR [weak]   inputs and f64 results of one case for another program (tests/gpu/fla_kda.py)
  */
 #include "kda_case.h"
 
@@ -196,22 +196,25 @@ static void write_array(const char *dir, const char *name, const kda_array *a)
         (void)fclose(f);
     }
 }
-static int dump(const char *dir)
+static int dump(const char *dir, bool weak)
 {
     kda_case c = {
         .type = CKPT_CUDA_BF16,
         .safe = true,
         .states = true,
-        .H = 4,
+        .H = 32,
         .D = 128,
-        .g_low = -5,
+        .g_low = weak ? -0.01 : -5,
+        .share = weak ? 0.7 : 0,
         .N = 1,
-        .cu = {0, 2048}
+        .cu = {0, 1024}
     };
     kda_run r;
     if (kda_make(&c, &r, &err) != CKPT_OK || kda_reference(&c, &r, 0, &err) != CKPT_OK ||
-        !both(&c, &r))
+        !both(&c, &r)) {
+        printf("%s\n", err.text);
         return 1;
+    }
     const kda_array *in[] = {&r.q, &r.k, &r.v, &r.g, &r.beta, &r.state0, &r.d_o, &r.d_state};
     static const char *const names[] = {"q", "k", "v", "g", "beta", "state0", "d_o", "d_state"};
     for (size_t i = 0; i < sizeof in / sizeof *in; i++)
@@ -221,7 +224,7 @@ static int dump(const char *dir)
         write_array(dir, kda_names[i], &r.out[i]);
         printf(" %s %.2e", kda_names[i], kda_distance(&r.out[i]));
     }
-    printf("   ckpt, T 2048, H 4, D 128, bf16 safe\n");
+    printf("   ckpt, T 1024, H 32, D 128, bf16 safe%s\n", weak ? ", weak decay, shared keys" : "");
     kda_free(&r);
     return 0;
 }
@@ -238,8 +241,9 @@ int main(int argc, char **argv)
         }
         return time_one(atoll(argv[2]), atoi(argv[3]), atoi(argv[4]), general, f32);
     }
-    if (argc == 3 && strcmp(argv[1], "dump") == 0)
-        return dump(argv[2]);
-    fprintf(stderr, "usage: kda_gpu check [small] | time T H D [general] [f32] | dump DIR\n");
+    if (argc >= 3 && strcmp(argv[1], "dump") == 0)
+        return dump(argv[2], argc > 3);
+    fprintf(stderr,
+            "usage: kda_gpu check [small] | time T H D [general] [f32] | dump DIR [weak]\n");
     return 2;
 }

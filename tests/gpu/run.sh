@@ -22,21 +22,22 @@ times() {
         "$program" time 1024 4 64 && "$program" time 8192 8 128 && "$program" time 2048 4 128 f32
 }
 profile() {
-    ncu --clock-control none --launch-skip 60 --launch-count 12 --metrics \
+    ncu --clock-control none --launch-skip 118 --launch-count 6 --metrics \
         "gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,\
 dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active" \
-        "$program" time 8192 32 128 2>&1 | grep -E 'kda::|duration|throughput|warps_active'
+        "$program" time 8192 32 128 2>&1 | grep -E 'kda|duration|throughput|warps_active'
 }
 fla() {
     local dir
     dir=$(mktemp -d)
-    "$program" dump "$dir" || return 1
+    mkdir "$dir/plain" "$dir/weak"
+    "$program" dump "$dir/plain" && "$program" dump "$dir/weak" weak || return 1
     if [ -n "${WHEELS:-}" ]; then
         python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
             --target "$dir/site" "$WHEELS"/*.whl
         export PYTHONPATH=$dir/site
     fi
-    python3 "$here/fla_kda.py" "$dir"
+    python3 "$here/fla_kda.py" "$dir/plain" "$dir/weak"
 }
 
 for part in "${parts[@]}"; do
