@@ -151,11 +151,6 @@ DEV void sync_block()
 {
     __syncthreads();
 }
-/* Among the first 128 threads only. */
-DEV void sync_half()
-{
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-}
 DEV void sync_warp()
 {
     __syncwarp();

@@ -189,13 +189,12 @@ DEV void make_scores(const prep_memory<E, D> &m, float scale, E *out)
     }
 }
 
-/* m.L = (I + L)^-1 in place, m.T the same as E with zeros above the diagonal. By the first four warps,
- * while the others are in scale_rows. */
+/* m.L = (I + L)^-1 in place, m.T the same as E with zeros above the diagonal. */
 template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
 {
     typedef product<typename fine<E>::type> mul;
     const int w = (int)threadIdx.x / 32;
-    {
+    if (w < 4) {
         float x[16];
         float *tile = m.L + 16 * w * (LF + 1);
         const int j = lane() & 15;
@@ -213,7 +212,7 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
             for (int i = 0; i < 16; i++)
                 tile[i * LF + j] = x[i];
     }
-    sync_half();
+    sync_block();
     const Row<float> rows = {m.L, LF};
     const Col<float> columns = {m.L, LF};
     for (int p = 1; p < C / 16; p++) {
@@ -222,7 +221,7 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
             clear(x);
             mul::run(x, rows, 16 * p, columns, 16 * w, 16 * w, 16 * p);
         }
-        sync_half();
+        sync_block();
         if (w < p) {
             each(x, 16 * p, 16 * w,
                  [&](int r, int c, float a, float b) { store2(m.L + r * LF + c, a, b); });
@@ -234,9 +233,9 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
             each(x, 16 * p, 16 * w,
                  [&](int r, int c, float a, float b) { store2(m.L + r * LF + c, -a, -b); });
         }
-        sync_half();
+        sync_block();
     }
-    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS / 2) {
+    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS) {
         const int r = i / (C / 2), c = i % (C / 2) * 2;
         const bool inside = c / 16 <= r / 16;
         store2(m.T + r * LC + c, inside ? m.L[r * LF + c] : 0.f,
@@ -249,7 +248,7 @@ template <class E, int D>
 DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
 {
     constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG, n = vec<E>::n;
-    for (int i = (int)threadIdx.x - PREP_THREADS / 2; i < C * D / n; i += PREP_THREADS / 2) {
+    for (int i = (int)threadIdx.x; i < C * D / n; i += PREP_THREADS) {
         const int r = i / (D / n), d = i % (D / n) * n;
         const float beta = m.beta[r];
         vec<E> q = load16(m.q + r * LD + d), k = load16(m.k + r * LD + d),
@@ -328,10 +327,8 @@ template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1
         ((float *)(out + I::decay))[tid] = ex2(m.G[(C - 1) * LG + tid]);
     make_scores<E, D, SAFE>(m, p.scale, (E *)(out + I::Aqk));
     sync_block();
-    if (tid < PREP_THREADS / 2)
-        invert(m);
-    else
-        scale_rows<E, D>(p, m, (E *)(out + I::Qg), (E *)(out + I::Kr));
+    scale_rows<E, D>(p, m, (E *)(out + I::Qg), (E *)(out + I::Kr));
+    invert(m);
     sync_block();
     multiply<E, D>(m, (E *)out, (E *)p.U + tile * columns<E, D>);
     if (p.T)

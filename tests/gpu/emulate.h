@@ -59,7 +59,7 @@ struct block {
     std::vector<fiber> fibers;
     std::vector<slot> slots;
     std::vector<unsigned> warp_count;
-    unsigned count, half_count, live;
+    unsigned count, live;
     std::vector<unsigned char> memory;
     std::vector<std::vector<char>> stacks;
     std::function<void()> body;
@@ -119,7 +119,7 @@ __attribute__((noinline)) inline void resume(fiber &f)
 inline void run_block(unsigned threads)
 {
     b.live = threads;
-    b.count = b.half_count = 0;
+    b.count = 0;
     b.bars.clear();
     std::memset(b.memory.data(), 0xff, b.memory.size());
     for (unsigned i = 0; i < threads; i++) {
@@ -371,10 +371,6 @@ inline float shuffle_xor(float x, int mask)
 inline void sync_block()
 {
     emu::barrier(0, (unsigned)emu::b.fibers.size(), emu::b.count);
-}
-inline void sync_half()
-{
-    emu::barrier(0, 128, emu::b.half_count);
 }
 inline void sync_warp()
 {
