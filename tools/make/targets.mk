@@ -12,7 +12,7 @@ GEN_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/gen/*.c)))
 GEN_LIB   := $(filter-out %/gen.o,$(GEN_OBJ))
 PROP_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/property/*.c)))
 STCMP_OBJ := $(BUILD)/tests/tools/stcmp.o
-EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ) $(BUILD)/tests/bench/engine.o
+EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ) $(BUILD)/tests/fuzz/replay.o $(BUILD)/tests/bench/engine.o
 
 # make gen             $(BUILD)/gen, which writes synthetic checkpoints (tests/gen/gen.c)
 .PHONY: gen
@@ -47,15 +47,26 @@ $(BUILD)/sweep: tests/fault/sweep.c $(BUILD)/flags
 	$(call say,LD,$@)
 	$(Q)$(CC) -std=gnu17 -O2 -g -Wall -Wextra -o $@ $<
 
+$(BUILD)/tests/fuzz/replay.o: tests/fuzz/fuzz.c $(BUILD)/flags
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -DREPLAY -MMD -MP -c -o $@ $<
+$(BUILD)/fuzz-replay: $(BUILD)/tests/fuzz/replay.o $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/fuzzer: $(BUILD)/libckpt.a tests/fuzz/fuzz.c
+	$(call say,LD,$@)
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) -fsanitize=fuzzer,address -o $@ tests/fuzz/fuzz.c $(BUILD)/libckpt.a $(LDLIBS)
+
 # make all-tests       compile every test program without running one
 .PHONY: all-tests
-all-tests: $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(BUILD)/gen $(BUILD)/stcmp $(BUILD)/engbench
+all-tests: $(BUILD)/fuzz-replay $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(BUILD)/gen $(BUILD)/stcmp $(BUILD)/engbench
 
 # ---- checks -----------------------------------------------------------------------------------
 
-.PHONY: check check-cli check-property check-fault check-peers demo bench
+.PHONY: check check-cli check-property check-fault check-fuzz fuzz check-peers demo bench
 # make check           every test that needs no Python peer; installs missing packages first
-check: check-unit check-cli check-property check-fault
+check: check-unit check-cli check-property check-fault check-fuzz
 
 # make check-cli       command-line tests (tests/cli)
 check-cli: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/stcmp
@@ -68,6 +79,15 @@ check-property: $(BUILD)/property
 # make check-fault     failing calls, SIGKILL, power loss, no memory (STRIDE=1: at every call)
 check-fault: $(BUILD)/ckpt $(BUILD)/faultshim.so $(BUILD)/sweep
 	$(Q)CKPT=$(CKPT) SWEEP=$(BUILD)/sweep SHIM=$(BUILD)/faultshim.so tests/fault/run.sh
+
+CHANGES ?= 5000
+# make check-fuzz      the corpus of the fuzz targets and CHANGES=n random changes of each file
+check-fuzz: $(BUILD)/fuzz-replay
+	$(Q)$(BUILD)/fuzz-replay tests/fuzz/corpus $(CHANGES)
+
+# make fuzz            libFuzzer with clang: TARGET=name SECONDS=n (tests/fuzz/fuzz.c lists targets)
+fuzz: $(BUILD)/ckpt
+	$(Q)CKPT=$(CKPT) tests/fuzz/run.sh "$(TARGET)" "$(SECONDS)" $(BUILD)/fuzz
 
 # make check-peers     what we write, loaded by PyTorch, Megatron-Core, transformers, safetensors
 check-peers: $(BUILD)/ckpt
@@ -86,11 +106,11 @@ bench: $(BUILD)/ckpt $(BUILD)/gen
 .PHONY: asan ubsan tsan
 # make asan            unit and command-line tests under AddressSanitizer
 asan:
-	$(Q)$(MAKE) --no-print-directory SAN=address BUILD=$(BUILD)/asan check-unit check-cli
+	$(Q)$(MAKE) --no-print-directory SAN=address BUILD=$(BUILD)/asan check-unit check-cli check-fuzz
 
 # make ubsan           the same under UndefinedBehaviorSanitizer
 ubsan:
-	$(Q)$(MAKE) --no-print-directory SAN=undefined BUILD=$(BUILD)/ubsan check-unit check-cli
+	$(Q)$(MAKE) --no-print-directory SAN=undefined BUILD=$(BUILD)/ubsan check-unit check-cli check-fuzz
 
 # make tsan            the same under ThreadSanitizer
 tsan:
