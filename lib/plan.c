@@ -410,7 +410,7 @@ static ckpt_status build_results(ckpt_planner *p, ckpt_err *err)
                                   .out_tensor = it->out,
                                   .model_tensor = it->model_tensor,
                                   .replaces = it->replaces,
-                                  .carried = it->row == NULL};
+                                  .carried = it->row == NULL && it->canon.state == NULL};
         CKPT_CHECK(ckpt_gather_canon(p->model->src, &it->canon, &plan->arena, &r->gather, err));
         if (it->dtype != it->canon.dtype || it->lossy_shift)
             r->original = r->gather;

@@ -82,6 +82,7 @@ typedef struct ckpt_convert_opts {
     bool single_file, bare;
     int deflate;                     /* see ckpt_out */
     const ckpt_json *foreign_config; /* an earlier configuration of the target's kind, or NULL */
+    bool has_groups; /* before_layout adds the common state that the optimizer's states need */
     /* Called when plan->config and plan->out.objects are settled, before files are laid out: may
      * replace objects (a rewritten common state). NULL = nothing. */
     ckpt_status (*before_layout)(void *self, struct ckpt_plan *plan, ckpt_err *err);

@@ -36,7 +36,7 @@ static ckpt_status report(ckpt_planner *p, const tally *n, ckpt_err *err)
     if (n->left_out > 0)
         CKPT_CHECK(DROPPED(p, err, "%zu optimizer tensor%s left out by --include/--exclude",
                            n->left_out, n->left_out == 1 ? "" : "s"));
-    if (p->plan->n_states > 0 && !p->same_layout && p->layout != NULL &&
+    if (p->plan->n_states > 0 && !p->opts->has_groups && !p->same_layout && p->layout != NULL &&
         p->layout->config_kind == CKPT_CONFIG_MEGATRON)
         CKPT_CHECK(WARN(p, err,
                         "Megatron-Core takes the step and param_groups of an optimizer from its "

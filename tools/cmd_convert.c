@@ -90,7 +90,8 @@ typedef struct conversion {
     const ckpt_layout *layout;       /* of the target; NULL: none known */
     ckpt_convert_opts plan_opts;
     ckpt_plan plan;
-    ckpt_buf common; /* rewritten Megatron common state */
+    ckpt_buf common;      /* rewritten Megatron common state */
+    ckpt_objects objects; /* without a place in the target */
     ckpt_sidecars sidecars;
     ckpt_commit commit;
     ckpt_journal journal;
@@ -126,38 +127,6 @@ static ckpt_status check_options(const conversion *c, ckpt_err *err)
     return ckpt_convert_target(c->dst_path, o->force, err);
 }
 
-/* With --optimizer drop, what belongs to an optimizer is taken out of the source's tables before
- * anything looks at it. Removal keeps them sorted. */
-static ckpt_status drop_optimizer(conversion *c, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    size_t kept = 0;
-    ckpt_source *src = &c->src;
-    bool *drop =
-        ckpt_arena_array(&c->tool->arena, src->n_tensors + src->n_objects + 1, sizeof *drop);
-    if (drop == NULL)
-        return ckpt_tool_no_memory(err);
-    for (size_t i = 0; i < src->n_tensors; i++)
-        drop[i] = ckpt_is_optimizer(src, src->tensors[i].name);
-    for (size_t i = 0; i < src->n_objects; i++)
-        drop[src->n_tensors + i] = ckpt_is_optimizer(src, src->objects[i].name);
-    const bool *drop_object = drop + src->n_tensors;
-    for (size_t i = 0; i < src->n_tensors; i++) {
-        if (drop[i])
-            CKPT_CHECK(ckpt_strings_push(&c->removed, src->tensors[i].name, err));
-        else
-            src->tensors[kept++] = src->tensors[i];
-    }
-    src->n_tensors = kept;
-    kept = 0;
-    for (size_t i = 0; i < src->n_objects; i++)
-        if (!drop_object[i])
-            src->objects[kept++] = src->objects[i];
-    src->n_objects = kept;
-done:
-    return status;
-}
-
 /* F8 blocks and their scales stay what they are where neither layout nor type changes. */
 static bool keeps_fp8(const conversion *c)
 {
@@ -187,7 +156,7 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
     if (!c->o->allow_unknown_objects)
         CKPT_CHECK(ckpt_tool_check_objects(&c->src, err));
     if (c->o->optimizer == OPTIMIZER_DROP)
-        CKPT_CHECK(drop_optimizer(c, err));
+        CKPT_CHECK(ckpt_convert_drop_optimizer(c->tool, &c->src, &c->removed, err));
     else if (c->src.no_optimizer != NULL)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: %s; --optimizer drop leaves it out",
                          c->src_path, c->src.no_optimizer);
@@ -322,7 +291,11 @@ static void choose_values(conversion *c)
 static ckpt_status before_layout(void *self, ckpt_plan *plan, ckpt_err *err)
 {
     conversion *c = self;
-    return ckpt_convert_common(&c->src, c->container, plan, &c->common, err);
+    ckpt_status status = ckpt_convert_common(&c->src, c->container, plan, &c->common, err);
+    if (status != CKPT_OK)
+        return status;
+    return ckpt_objects_restore(c->tool, &c->objects, &c->report, plan, c->container,
+                                c->has_old ? &c->old : NULL, &c->common, err);
 }
 
 static ckpt_status check_effects(const conversion *c, ckpt_err *err)
@@ -349,6 +322,7 @@ static ckpt_status make_plan(conversion *c, ckpt_err *err)
     CKPT_CHECK(choose_mesh(c, err));
     CKPT_CHECK(choose_layout(c, err));
     choose_values(c);
+    c->plan_opts.has_groups = ckpt_objects_have_common(c->has_old ? &c->old : NULL);
     c->plan_opts.before_layout = before_layout;
     c->plan_opts.self = c;
     CKPT_CHECK(check_effects(c, err));
@@ -378,36 +352,16 @@ static ckpt_status report_plan(conversion *c, ckpt_err *err)
         return ckpt_tool_no_memory(err);
     if (c->removed.n > 0)
         CKPT_CHECK(drop_optimizer_line(c, err));
-    CKPT_CHECK(ckpt_report_plan(c->tool, &c->report, &c->plan, target, err));
+    CKPT_CHECK(
+        ckpt_objects_keep(c->tool, &c->objects, &c->plan, c->container, c->removed.n == 0, err));
+    CKPT_CHECK(ckpt_report_plan(c->tool, &c->report, &c->plan,
+                                ckpt_json_get(c->objects.kept, "items"), target, err));
     CKPT_CHECK(ckpt_report_patterns(c->tool, &c->report, &c->plan, &c->plan_opts, &c->removed,
                                     c->layout == c->model.layout && c->o->norms == 0, err));
     ckpt_report_show(c->tool, &c->report, &c->plan);
     for (size_t i = 0; i < c->model.n_notes; i++)
         ckpt_tool_note(c->tool, "note: %s", c->model.notes[i]);
 done:
-    return status;
-}
-
-static ckpt_status replica_differs(void *self, const ckpt_replica *r, ckpt_err *err)
-{
-    const conversion *c = self;
-    if (ckpt_source_find(&c->src, r->name) < 0) /* taken out with the optimizer */
-        return CKPT_OK;
-    return ckpt_fail(err, CKPT_E_MISMATCH,
-                     "%s: tensor '%s': the copy in %s differs from that in %s; --force takes the "
-                     "latter",
-                     c->src_path, r->name, c->src.files[r->other.file].name,
-                     c->src.files[r->first.file].name);
-}
-
-/* Ranks that should hold the same values and do not: which of them would be right? */
-static ckpt_status check_replicas(conversion *c, ckpt_err *err)
-{
-    if (c->o->force)
-        return CKPT_OK;
-    ckpt_status status = ckpt_replicas_compare(&c->src, replica_differs, c, err);
-    if (status != CKPT_OK)
-        ckpt_tool_frame(err, c->src_path);
     return status;
 }
 
@@ -487,6 +441,7 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->model, from_group,
                                   c->plan_opts.single_file && !holds_config(c) ? NULL : to_group,
                                   err));
+    CKPT_CHECK(ckpt_objects_store(&c->objects, m, err));
 done:
     return status;
 }
@@ -690,6 +645,7 @@ static void write_json(conversion *c)
     ckpt_jw_close(w, '}');
     ckpt_jw_lines(w, "lossy", c->report.lossy.items, c->report.lossy.n);
     ckpt_jw_lines(w, "warnings", c->report.warnings.items, c->report.warnings.n);
+    ckpt_jw_lines(w, "kept", c->report.kept.items, c->report.kept.n);
     ckpt_jw_lines(w, "dropped", c->report.dropped.items, c->report.dropped.n);
     ckpt_jw_lines(w, "not_cast", c->plan.not_cast, c->plan.n_not_cast);
     ckpt_jw_lines(w, "notes", c->model.notes, c->model.n_notes);
@@ -737,7 +693,7 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
         if (ckpt_tool_text(c->tool))
             ckpt_convert_show(c->tool, &c->plan);
     } else {
-        CKPT_CHECK(check_replicas(c, err));
+        CKPT_CHECK(ckpt_convert_check_replicas(&c->src, c->o->force, err));
         CKPT_CHECK(write_output(c, err));
         if (ckpt_tool_text(c->tool))
             print_summary(c);
@@ -763,6 +719,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     ckpt_buf_release(&c.text);
     ckpt_manifest_release(&c.manifest);
     ckpt_sidecars_release(&c.sidecars);
+    ckpt_objects_release(&c.objects);
     ckpt_plan_release(&c.plan);
     ckpt_buf_release(&c.common);
     ckpt_model_release(&c.model);

@@ -167,6 +167,24 @@ static ckpt_status bind_partial(ckpt_model *out, ckpt_source *src, const ckpt_mo
     return CKPT_OK;
 }
 
+/* A source without a configuration of its own may fit several layouts: the manifest knows which one
+ * was written. */
+static bool bind_named(ckpt_model *model, ckpt_source *src, const ckpt_model_opts *opts,
+                       const ckpt_manifest *m)
+{
+    ckpt_model other = {0};
+    ckpt_model_opts bind = *opts;
+    bind.layout = layout_named(m->layout);
+    if (bind.layout == NULL || src->config != NULL ||
+        ckpt_model_bind(&other, src, &bind, NULL) != CKPT_OK || !lists_exactly(m, &other)) {
+        ckpt_model_release(&other);
+        return false;
+    }
+    ckpt_model_release(model);
+    *model = other;
+    return true;
+}
+
 /* Resharding leaves the training arguments as they were, so the manifest knows better. */
 static ckpt_status take_mesh(ckpt_model *model, const ckpt_manifest *m, ckpt_err *err)
 {
@@ -200,6 +218,12 @@ ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
         with.config = manifest.config;
     ckpt_status status = ckpt_model_bind(model, src, opts, err);
     bool free_choice = opts->layout == NULL && opts->layout_group == NULL;
+    if (found && free_choice && status == CKPT_E_UNSUPPORTED &&
+        bind_named(model, src, opts, &manifest)) {
+        if (err != NULL)
+            *err = (ckpt_err){0};
+        status = CKPT_OK;
+    }
     if (found && free_choice && status != CKPT_E_NOMEM && status != CKPT_E_IO &&
         status != CKPT_E_INTERRUPTED && (status != CKPT_OK || !is_whole(model))) {
         ckpt_model other = {0};

@@ -13,17 +13,18 @@ void ckpt_convert_show_json(ckpt_tool *tool, const ckpt_plan *plan);
 
 /* What a conversion tells the user. Texts live as long as the run. */
 typedef struct ckpt_report {
-    ckpt_strings dropped, warnings, lossy; /* a line each */
-    size_t undecoded;                      /* tensors that the source's container cannot decode */
+    ckpt_strings dropped, kept, warnings, lossy; /* a line each */
+    size_t undecoded; /* tensors that the source's container cannot decode */
 } ckpt_report;
 
 /* Warnings of an opened source (said at once) and what cannot be taken over from it at all. */
 ckpt_status ckpt_report_source(ckpt_tool *tool, ckpt_report *r, const ckpt_source *src,
                                ckpt_err *err) CKPT_MUST_USE;
 /* What the plan drops, approximates and warns of (said at once). target: a name for what has no
- * place for some objects. */
+ * place for some objects; kept: those that the manifest takes, by name, or NULL. */
 ckpt_status ckpt_report_plan(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *plan,
-                             const char *target, ckpt_err *err) CKPT_MUST_USE;
+                             const ckpt_json *kept, const char *target,
+                             ckpt_err *err) CKPT_MUST_USE;
 /* The lists on stderr; what was not cast in one line a reason unless --verbose. */
 void ckpt_report_show(ckpt_tool *tool, const ckpt_report *r, const ckpt_plan *plan);
 /* A warning for every pattern of --include, --exclude and --rename that matches nothing. removed:
@@ -84,6 +85,9 @@ const char *ckpt_convert_named(const char *dst);
  * NULL. level: 0 for none. */
 ckpt_status ckpt_convert_compression(const char *text, const ckpt_container *container, int *level,
                                      ckpt_err *err) CKPT_MUST_USE;
+/* CKPT_E_MISMATCH if ranks of a per-rank source that should hold the same values do not: which of them
+ * would be right? Unless force. */
+ckpt_status ckpt_convert_check_replicas(ckpt_source *src, bool force, ckpt_err *err) CKPT_MUST_USE;
 /* CKPT_E_MISMATCH if the configuration that an opened source stores contradicts its manifest. */
 ckpt_status ckpt_convert_check_config(const ckpt_model *model, const ckpt_manifest *old,
                                       ckpt_err *err) CKPT_MUST_USE;
@@ -101,7 +105,44 @@ typedef struct ckpt_convert_facts {
 ckpt_status ckpt_convert_effects(const ckpt_tool *tool, const ckpt_convert_facts *facts,
                                  ckpt_err *err) CKPT_MUST_USE;
 
+/* convert_objects.c: objects of a DCP directory (param_groups, schedulers, random states, Megatron's
+ * common state) that a target has no place for travel in the manifest, as its member
+ *   foreign.objects = {kind: of the configuration, mesh: {tp, pp, ep, cp}, iteration,
+ *                      optimizer: whether states of an optimizer travel beside, items: {name: base64}}
+ * and go back into a DCP directory of the same kind. */
+typedef struct ckpt_objects {
+    ckpt_json *kept; /* the member to write, or NULL */
+    bool restored;   /* what the source's manifest held is in the plan now */
+} ckpt_objects;
+/* Before the files of a plan are laid out: put back what the source's manifest holds, as far as the
+ * mesh allows; what does not go back is said in r->dropped. common: bytes of a rewritten common state,
+ * if there is none yet. */
+ckpt_status ckpt_objects_restore(ckpt_tool *tool, ckpt_objects *o, ckpt_report *r, ckpt_plan *plan,
+                                 const ckpt_container *to, const ckpt_manifest *old,
+                                 ckpt_buf *common, ckpt_err *err) CKPT_MUST_USE;
+/* Collect what the plan has no place for. whole: no optimizer state was left out. */
+ckpt_status ckpt_objects_keep(ckpt_tool *tool, ckpt_objects *o, const ckpt_plan *plan,
+                              const ckpt_container *to, bool whole, ckpt_err *err) CKPT_MUST_USE;
+/* Members for a manifest whose foreign member is complete otherwise; takes o->kept. */
+ckpt_status ckpt_objects_store(ckpt_objects *o, ckpt_manifest *m, ckpt_err *err) CKPT_MUST_USE;
+/* Whether a manifest holds a common state, from which Megatron-Core takes step and param_groups. */
+bool ckpt_objects_have_common(const ckpt_manifest *old);
+void ckpt_objects_release(ckpt_objects *o);
+
+/* With --optimizer drop, what belongs to an optimizer is taken out of the source's tables before
+ * anything looks at it. removed: names of the tensors. */
+ckpt_status ckpt_convert_drop_optimizer(ckpt_tool *tool, ckpt_source *src, ckpt_strings *removed,
+                                        ckpt_err *err) CKPT_MUST_USE;
+
 /* convert_common.c */
+/* The source's common state as an object's payload: args replaced unless NULL, and what belongs to
+ * flat buckets that became states of parameters. */
+ckpt_status ckpt_convert_common_bytes(ckpt_source *src, const ckpt_json *args, ckpt_buf *out,
+                                      ckpt_err *err) CKPT_MUST_USE;
+/* Whether a container holds Megatron's common state. */
+bool ckpt_has_common(const ckpt_container *container);
+/* One more object of the output; NULL: out of memory. */
+ckpt_out_object *ckpt_convert_add_object(ckpt_plan *plan, const char *name);
 /* A Megatron target keeps what else the source's common state holds (schedulers, RNG, versions) and
  * gets the new args, and, where flat buckets became states of parameters, what belongs to those: the
  * object that says so is made or replaced, its bytes go to `common`. */

@@ -197,6 +197,26 @@ done:
     return status;
 }
 
+static ckpt_status replica_differs(void *self, const ckpt_replica *r, ckpt_err *err)
+{
+    const ckpt_source *src = self;
+    if (ckpt_source_find(src, r->name) < 0) /* taken out with the optimizer */
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_MISMATCH,
+                     "%s: tensor '%s': the copy in %s differs from that in %s; --force takes the "
+                     "latter",
+                     src->path, r->name, src->files[r->other.file].name,
+                     src->files[r->first.file].name);
+}
+
+ckpt_status ckpt_convert_check_replicas(ckpt_source *src, bool force, ckpt_err *err)
+{
+    ckpt_status status = force ? CKPT_OK : ckpt_replicas_compare(src, replica_differs, src, err);
+    if (status != CKPT_OK)
+        ckpt_tool_frame(err, src->path);
+    return status;
+}
+
 /* ---- after writing --------------------------------------------------------------------------- */
 
 static ckpt_status compare_tensor(const ckpt_tensor *t, const ckpt_out_tensor *o, ckpt_err *err)

@@ -45,7 +45,7 @@ static ckpt_status find_edits(const ckpt_source *src, ckpt_arena *arena, ckpt_dc
     return CKPT_OK;
 }
 
-static ckpt_out_object *add_object(ckpt_plan *plan)
+ckpt_out_object *ckpt_convert_add_object(ckpt_plan *plan, const char *name)
 {
     ckpt_out *out = &plan->out;
     ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
@@ -54,7 +54,7 @@ static ckpt_out_object *add_object(ckpt_plan *plan)
     if (out->n_objects > 0)
         memcpy(grown, out->objects, out->n_objects * sizeof *grown);
     out->objects = grown;
-    grown[out->n_objects].name = CKPT_DCP_COMMON_OBJECT;
+    grown[out->n_objects] = (ckpt_out_object){.name = name};
     return &grown[out->n_objects++];
 }
 
@@ -72,9 +72,22 @@ static ckpt_status common_state(ckpt_source *src, const ckpt_dcp_changes *change
     return status;
 }
 
-static bool has_common(const ckpt_container *container)
+bool ckpt_has_common(const ckpt_container *container)
 {
     return ckpt_carries_objects(container, &ckpt_torch_dist) || container == &ckpt_mp_rank;
+}
+
+ckpt_status ckpt_convert_common_bytes(ckpt_source *src, const ckpt_json *args, ckpt_buf *out,
+                                      ckpt_err *err)
+{
+    ckpt_arena arena = {0};
+    ckpt_dcp_edit edits[65];
+    ckpt_dcp_changes changes = {.args = args, .edits = edits};
+    ckpt_status status = find_edits(src, &arena, edits, &changes.n_edits, err);
+    if (status == CKPT_OK)
+        status = common_state(src, &changes, out, err);
+    ckpt_arena_free(&arena);
+    return status;
 }
 
 ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt_plan *plan,
@@ -83,8 +96,8 @@ ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt
     ckpt_out *out = &plan->out;
     ckpt_dcp_edit edits[65];
     ckpt_dcp_changes changes = {.args = plan->config, .edits = edits};
-    if (out->config_kind != CKPT_CONFIG_MEGATRON || src->common == NULL || !has_common(to) ||
-        !has_common(src->container))
+    if (out->config_kind != CKPT_CONFIG_MEGATRON || src->common == NULL || !ckpt_has_common(to) ||
+        !ckpt_has_common(src->container))
         return CKPT_OK;
     ckpt_status status = find_edits(src, &plan->arena, edits, &changes.n_edits, err);
     if (status != CKPT_OK)
@@ -99,7 +112,7 @@ ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt
     if (status != CKPT_OK)
         return status;
     if (at == NULL)
-        at = add_object(plan);
+        at = ckpt_convert_add_object(plan, CKPT_DCP_COMMON_OBJECT);
     if (at == NULL)
         return ckpt_tool_no_memory(err);
     at->data = common->data;

@@ -63,47 +63,66 @@ static void name(ckpt_buf *b, size_t i, size_t shown, const char *text)
 void ckpt_report_release(ckpt_report *r)
 {
     ckpt_strings_release(&r->dropped);
+    ckpt_strings_release(&r->kept);
     ckpt_strings_release(&r->warnings);
     ckpt_strings_release(&r->lossy);
 }
 
 /* ---- the source ------------------------------------------------------------------------------ */
 
-/* True if a top-level key of a torch file leads to a tensor, decoded or not. */
-static bool leads_to_tensor(const ckpt_source *src, const char *key)
+/* A pickled tensor, decoded or not, in the rendering of pickle.h. */
+static bool is_tensor(const ckpt_json *j)
 {
-    size_t n = strlen(key);
-    for (size_t i = 0; i < src->n_tensors; i++) {
-        const char *s = src->tensors[i].name;
-        if (strncmp(s, key, n) == 0 && (s[n] == '\0' || s[n] == '.'))
-            return true;
+    return ckpt_json_get(j, "$tensor") != NULL;
+}
+
+enum { ENTRY_DEPTH = 128 }; /* JSON is no deeper */
+
+static bool leads_to_tensor(const ckpt_json *j, int depth)
+{
+    bool found = is_tensor(j);
+    for (const ckpt_json *c = ckpt_json_child(j); c != NULL && !found && depth < ENTRY_DEPTH;
+         c = ckpt_json_next(c))
+        found = leads_to_tensor(c, depth + 1);
+    return found;
+}
+
+/* Names of entries that hold no tensor, as deep as it takes to tell them apart from those that do. */
+static void name_entries(ckpt_buf *b, size_t *n, const ckpt_source *src, const ckpt_json *j,
+                         const char *prefix, int depth)
+{
+    enum { SHOWN = 8 };
+    ckpt_arena scratch = {0};
+    size_t at = 0;
+    for (const ckpt_json *c = ckpt_json_child(j); c != NULL; c = ckpt_json_next(c), at++) {
+        const char *key = ckpt_json_key(c);
+        const char *path = key != NULL ? ckpt_arena_printf(&scratch, "%s%s", prefix, key)
+                                       : ckpt_arena_printf(&scratch, "%s%zu", prefix, at);
+        bool config = src->config != NULL && path != NULL && strcmp(path, "args") == 0;
+        if (path == NULL || config || is_tensor(c))
+            continue;
+        if (!leads_to_tensor(c, 0)) {
+            name(b, (*n)++, SHOWN, path);
+        } else if (depth < ENTRY_DEPTH) {
+            const char *inner = ckpt_arena_printf(&scratch, "%s.", path);
+            name_entries(b, n, src, c, inner != NULL ? inner : "", depth + 1);
+        }
     }
-    for (size_t i = 0; i < src->n_warnings; i++) {
-        const char *s = src->warnings[i];
-        if (ends_with(s, UNDECODED) && s[0] == '\'' && strncmp(s + 1, key, n) == 0 &&
-            (s[1 + n] == '\'' || s[1 + n] == '.'))
-            return true;
-    }
-    return false;
+    ckpt_arena_free(&scratch);
 }
 
 /* No container that is written holds what else a torch file has. */
 static ckpt_status drop_entries(ckpt_tool *tool, ckpt_report *r, const ckpt_source *src,
                                 ckpt_err *err)
 {
-    enum { SHOWN = 8 };
     ckpt_status status = CKPT_OK;
     ckpt_buf b = {0};
     size_t n = 0;
-    if (strcmp(src->container->name, "torch") != 0 || !ckpt_json_is_object(src->common))
+    if (strcmp(src->container->name, "torch") != 0 || src->common == NULL || is_tensor(src->common))
         return CKPT_OK;
-    for (const ckpt_json *c = ckpt_json_child(src->common); c != NULL; c = ckpt_json_next(c)) {
-        bool config = src->config != NULL && strcmp(ckpt_json_key(c), "args") == 0;
-        if (!config && !leads_to_tensor(src, ckpt_json_key(c)))
-            name(&b, n++, SHOWN, ckpt_json_key(c));
-    }
+    name_entries(&b, &n, src, src->common, "", 0);
     if (n > 0)
-        status = add(tool, &r->dropped, err, "non-tensor entr%s (%s)", n == 1 ? "y" : "ies",
+        status = add(tool, &r->dropped, err, "%zu non-tensor entr%s (%s)", n, n == 1 ? "y" : "ies",
                      b.data != NULL ? (const char *)b.data : "?");
     ckpt_buf_release(&b);
     return status;
@@ -135,7 +154,7 @@ done:
 /* Objects that the target has no place for. The common state that became the configuration is not
  * lost, and Transformer Engine's states are many and all alike. */
 static ckpt_status drop_objects(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *plan,
-                                const char *target, ckpt_err *err)
+                                const ckpt_json *kept, const char *target, ckpt_err *err)
 {
     enum { SHOWN = 8 };
     ckpt_status status = CKPT_OK;
@@ -144,6 +163,10 @@ static ckpt_status drop_objects(ckpt_tool *tool, ckpt_report *r, const ckpt_plan
     size_t states = 0, others = 0;
     for (size_t i = 0; i < src->n_objects; i++) {
         const char *s = src->objects[i].name;
+        bool in_common = strstr(s, "optimizer.distributed.dp_group_idx_") != NULL &&
+                         ckpt_json_get(kept, CKPT_DCP_COMMON_OBJECT) != NULL;
+        if (in_common || ckpt_json_get(kept, s) != NULL)
+            continue;
         if (strstr(s, "_extra_state") != NULL)
             states++;
         else if (strcmp(s, CKPT_DCP_COMMON_OBJECT) != 0 || src->config == NULL)
@@ -199,13 +222,30 @@ done:
     return status;
 }
 
+static ckpt_status keep_objects(ckpt_tool *tool, ckpt_report *r, const ckpt_json *kept,
+                                ckpt_err *err)
+{
+    enum { SHOWN = 4 };
+    ckpt_status status = CKPT_OK;
+    ckpt_buf b = {0};
+    size_t n = 0;
+    for (const ckpt_json *c = ckpt_json_child(kept); c != NULL; c = ckpt_json_next(c))
+        name(&b, n++, SHOWN, ckpt_json_key(c));
+    if (n > 0)
+        status = add(tool, &r->kept, err, "%zu object%s in the manifest, for the way back: %s", n,
+                     plural(n), b.data != NULL ? (const char *)b.data : "?");
+    ckpt_buf_release(&b);
+    return status;
+}
+
 ckpt_status ckpt_report_plan(ckpt_tool *tool, ckpt_report *r, const ckpt_plan *plan,
-                             const char *target, ckpt_err *err)
+                             const ckpt_json *kept, const char *target, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
+    CKPT_CHECK(keep_objects(tool, r, kept, err));
     for (size_t i = 0; i < plan->n_dropped; i++) {
         if (ends_with(plan->dropped[i], NO_PLACE))
-            CKPT_CHECK(drop_objects(tool, r, plan, target, err));
+            CKPT_CHECK(drop_objects(tool, r, plan, kept, target, err));
         else
             CKPT_CHECK(ckpt_strings_push(&r->dropped, plan->dropped[i], err));
     }
@@ -352,6 +392,8 @@ void ckpt_report_show(ckpt_tool *tool, const ckpt_report *r, const ckpt_plan *pl
 {
     for (size_t i = 0; i < r->dropped.n; i++)
         ckpt_tool_note(tool, "dropped: %s", r->dropped.items[i]);
+    for (size_t i = 0; i < r->kept.n; i++)
+        ckpt_tool_note(tool, "kept: %s", r->kept.items[i]);
     show_all_not_cast(tool, plan);
     for (size_t i = 0; i < r->lossy.n; i++)
         ckpt_tool_note(tool, "lossy: %s", r->lossy.items[i]);

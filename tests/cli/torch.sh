@@ -11,4 +11,4 @@ rc 0 convert $t/torch_save_zip.pt z.safetensors; out 'root differs: 2 tensors le
 err "dropped: 'q' .quantised, not decoded.$"; err "dropped: 'sparse' .sparse, not decoded.$"
 rc 0 convert $t/torch_save_zip.pt zj.safetensors --json; out "\"dropped\":.*'q' .quantised, not decoded"; out '"source_root":null'
 # the configuration is not lost; Transformer Engine's states are counted
-rc 0 convert $FIXTURES/mcore/legacy_tp1 h --to safetensors; err 'dropped: [0-9]+ _extra_state objects: Transformer Engine'; no_err 'common'
+rc 0 convert $FIXTURES/mcore/legacy_tp1 h --to safetensors; err 'dropped: [0-9]+ _extra_state objects: Transformer Engine'; no_err 'dropped.*common'

@@ -7,7 +7,8 @@
   optim.py CKPT WORK megatron   Megatron-Core's own optimizers on CPU (gen_optim.py): TP 2 saved, ckpt
                                 to TP 1 and back to TP 2, loaded there: equal losses; TP 1 loaded: equal
                                 but for the order of sums; dp_reshardable rescued: what Megatron-Core
-                                makes of its own fully_reshardable save
+                                makes of its own fully_reshardable save; the same after a way
+                                through Hugging Face's layout and HDF5
   optim.py CKPT WORK mixed      the mixed-precision optimizer (bf16 parameters, fp32 copies) that Megatron-
                                 Core saved at TP 2: to TP 1 and back, and through Hugging Face with the
                                 common state put back; and the chained optimizers of expert-parallel
@@ -98,6 +99,12 @@ def through_megatron(work):
     same = ["--tp", "2", "--type", "fully_reshardable", "--dtype", "bf16"]
     got = megatron("load", at("r"), *same)
     own = megatron("load", os.path.join(fixtures, "optim_params_tp2"), *same)
+    assert got == own, (got, own)
+    # through Hugging Face's layout, single files included: the manifest takes step and param_groups along
+    ckpt(os.path.join(fixtures, "optim_buckets_tp2"), at("hf"), "--to", "safetensors", "--layout", "hf")
+    ckpt(at("hf"), at("hf.h5"))
+    ckpt(at("hf.h5"), at("again"), "--to", "torch_dist", "--layout", "megatron", "--tp", "2")
+    got = megatron("load", at("again"), *same)
     assert got == own, (got, own)
     print(f"TP 2 -> 1 -> 2 trains on to {want[1]}, buckets rescued as {own[1]}")
 
