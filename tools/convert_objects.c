@@ -15,6 +15,8 @@
 #define OBJECT_LIMIT ((uint64_t)256 << 10)
 #define COMMON_LIMIT ((uint64_t)1 << 20)
 #define TOTAL_LIMIT ((uint64_t)4 << 20)
+#define EXTRA_LIMIT ((uint64_t)1 << 20) /* of Transformer Engine's states: all of them or none */
+#define EXTRA "_extra_state"
 #define MEMBER "objects"
 #define BUCKETS "optimizer.distributed.dp_group_idx_"
 
@@ -63,11 +65,25 @@ static bool in_plan(const ckpt_plan *plan, const char *name)
 }
 
 /* Objects about flat buckets have become part of the common state. */
-static bool is_kept_kind(const ckpt_object *o)
+static bool is_kept_kind(const ckpt_object *o, bool extra)
 {
-    return o->unknown_global == NULL && o->name[0] != '.' && o->length <= OBJECT_LIMIT &&
-           strcmp(o->name, CKPT_DCP_COMMON_OBJECT) != 0 &&
-           strstr(o->name, "_extra_state") == NULL && strstr(o->name, BUCKETS) == NULL;
+    return (extra || strstr(o->name, EXTRA) == NULL) && o->unknown_global == NULL &&
+           o->name[0] != '.' && o->length <= OBJECT_LIMIT &&
+           strcmp(o->name, CKPT_DCP_COMMON_OBJECT) != 0 && strstr(o->name, BUCKETS) == NULL;
+}
+
+static bool extra_fits(const ckpt_source *src)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < src->n_objects; i++) {
+        const ckpt_object *o = &src->objects[i];
+        if (strstr(o->name, EXTRA) != NULL && (o->length > OBJECT_LIMIT || o->unknown_global))
+            return false;
+        sum += strstr(o->name, EXTRA) != NULL ? o->length : 0;
+        if (sum > EXTRA_LIMIT)
+            return false;
+    }
+    return true;
 }
 
 static ckpt_status collect(const ckpt_plan *plan, bool common, ckpt_json *items, ckpt_err *err)
@@ -76,13 +92,14 @@ static ckpt_status collect(const ckpt_plan *plan, bool common, ckpt_json *items,
     ckpt_source *src = plan->model->src;
     ckpt_buf bytes = {0};
     uint64_t total = 0;
+    bool extra = extra_fits(src);
     if (common && src->common != NULL) {
         CKPT_TRY(ckpt_convert_common_bytes(src, NULL, &bytes, err), "common state");
         CKPT_CHECK(put_item(items, CKPT_DCP_COMMON_OBJECT, &bytes, COMMON_LIMIT, &total, err));
     }
     for (size_t i = 0; i < src->n_objects; i++) {
         const ckpt_object *o = &src->objects[i];
-        if (!is_kept_kind(o) || in_plan(plan, o->name))
+        if (!is_kept_kind(o, extra) || in_plan(plan, o->name))
             continue;
         ckpt_buf_clear(&bytes);
         void *room = ckpt_buf_extend(&bytes, (size_t)o->length);
