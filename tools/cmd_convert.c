@@ -433,11 +433,6 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     m->has_source_root = c->result.has_source_root;
     m->mesh = c->plan_opts.mesh;
     m->created = ckpt_manifest_created(&c->src, &m->arena);
-    if (c->has_old && c->old.training != NULL && c->o->optimizer == OPTIMIZER_KEEP) {
-        m->training = ckpt_json_dup(c->old.training);
-        if (m->training == NULL)
-            return ckpt_tool_no_memory(err);
-    }
     CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->model, from_group,
                                   c->plan_opts.single_file && !holds_config(c) ? NULL : to_group,
                                   err));

@@ -306,6 +306,23 @@ static ckpt_status carry_tags(ckpt_manifest *m, const ckpt_model *model, const c
     return CKPT_OK;
 }
 
+/* Where training stands goes with the optimizer's state: without it, it would not be true. */
+static ckpt_status carry_training(ckpt_manifest *m, const ckpt_manifest *old,
+                                  const ckpt_model *model, ckpt_err *err)
+{
+    int64_t updates = 0;
+    bool states = false;
+    if (old == NULL || old->training == NULL || m->training != NULL)
+        return CKPT_OK;
+    (void)ckpt_json_int(ckpt_json_get(old->training, "updates"), &updates);
+    for (size_t i = 0; i < model->n_tensors && !states; i++)
+        states = model->tensors[i].state != NULL;
+    if (updates > 0 && !states)
+        return CKPT_OK;
+    m->training = ckpt_json_dup(old->training);
+    return m->training != NULL ? CKPT_OK : no_memory(err);
+}
+
 ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_model *model,
                                const char *source_group, const char *target_group, ckpt_err *err)
 {
@@ -324,6 +341,8 @@ ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const
     if (target_group != NULL)
         ckpt_json_delete(m->foreign, target_group);
     ckpt_status status = carry_tags(m, model, source_group, target_group, err);
+    if (status == CKPT_OK)
+        status = carry_training(m, old, model, err);
     if (status != CKPT_OK)
         return status;
     if (ckpt_json_child(m->foreign) == NULL) {

@@ -41,7 +41,8 @@ const ckpt_json *ckpt_foreign_config(const ckpt_manifest *m, const char *group);
 /* Choices of spelling that tensors of `group` had before ("dense_mlp=block_sparse_moe"), or NULL. */
 const char *ckpt_foreign_tags(const ckpt_manifest *m, const char *group);
 /* m->foreign = old foreign members, plus the source's configuration and choices of spelling under
- * its group, less the target's group, which says so itself. source_group and target_group may be
+ * its group, less the target's group, which says so itself; m->training = the old one's, if it
+ * has none and the model has the optimizer state that it speaks of. source_group and target_group may be
  * NULL. */
 ckpt_status ckpt_foreign_carry(ckpt_manifest *m, const ckpt_manifest *old, const ckpt_model *model,
                                const char *source_group, const char *target_group,

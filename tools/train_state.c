@@ -393,20 +393,36 @@ static ckpt_json *scheduler_json(const ckpt_train_run *run)
     return finish(&m);
 }
 
-/* Set the step of every param_group below j. */
+static bool replace(ckpt_json *object, const char *key, int64_t step, bool fraction)
+{
+    ckpt_json *now = fraction ? ckpt_json_new_double((double)step) : ckpt_json_new_int(step);
+    return now != NULL && ckpt_json_set(object, key, now);
+}
+
+/* Set the step of every param_group below j, and the common_step of an optimizer whose parameters have
+ * one each (a tensor there; PyTorch's Adam takes a number as well). */
 static bool set_steps(ckpt_json *j, int64_t step, int depth)
 {
     if (depth > 5)
         return true;
-    const ckpt_json *old = ckpt_json_is_object(j) ? ckpt_json_get(j, "step") : NULL;
-    ckpt_json *now =
-        ckpt_json_is_float(old) ? ckpt_json_new_double((double)step) : ckpt_json_new_int(step);
-    if (old == NULL)
-        ckpt_json_free(now);
-    else if (now == NULL || !ckpt_json_set(j, "step", now))
+    const ckpt_json *own = ckpt_json_is_object(j) ? ckpt_json_get(j, "step") : NULL;
+    if (own != NULL && !replace(j, "step", step, ckpt_json_is_float(own)))
+        return false;
+    if (ckpt_json_is_object(j) && ckpt_json_get(j, "common_step") != NULL &&
+        !replace(j, "common_step", step, true))
         return false;
     for (ckpt_json *c = ckpt_json_child(j); c != NULL; c = ckpt_json_next(c))
         if ((ckpt_json_is_object(c) || ckpt_json_is_array(c)) && !set_steps(c, step, depth + 1))
+            return false;
+    return true;
+}
+
+/* Values that have no form in JSON are shown as {"$kind":...}: such a state cannot be written again. */
+static bool is_plain(const ckpt_json *j, int depth)
+{
+    for (const ckpt_json *c = ckpt_json_child(j); c != NULL; c = ckpt_json_next(c))
+        if ((ckpt_json_key(c) != NULL && ckpt_json_key(c)[0] == '$') || depth > 20 ||
+            ((ckpt_json_is_object(c) || ckpt_json_is_array(c)) && !is_plain(c, depth + 1)))
             return false;
     return true;
 }
@@ -437,13 +453,15 @@ static ckpt_json *group_json(const ckpt_train_run *run, bool decay)
 static ckpt_json *optimizer_json(const ckpt_train_run *run)
 {
     const ckpt_json *own = ckpt_json_get(run->src.common, "optimizer");
-    if (run->src.config_kind == CKPT_CONFIG_MEGATRON && group_step(own, 0) >= 0) {
+    if (run->src.config_kind == CKPT_CONFIG_MEGATRON && find_group(own, 0) != NULL) {
         ckpt_json *copy = ckpt_json_dup(own);
-        if (copy != NULL && !set_steps(copy, run->trainer.state.updates, 0)) {
+        if (copy == NULL || !set_steps(copy, run->trainer.state.updates, 0)) {
             ckpt_json_free(copy);
-            copy = NULL;
+            return NULL;
         }
-        return copy;
+        if (is_plain(copy, 0))
+            return copy;
+        ckpt_json_free(copy);
     }
     maker m = make(), inner = make();
     ckpt_json *groups = ckpt_json_new_array();

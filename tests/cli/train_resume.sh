@@ -58,3 +58,7 @@ rc 0 train --resume w2 "${data[@]}" --steps 4 --lr 1e-3 --change; err 'changed: 
 rc 2 train --resume w2 --data "$FIXTURES/fla/kda_trained.trajectory.json" --steps 4; one_line; err 'data is not what it was'
 rc 4 train --resume w2 "${data[@]}" --steps 4 --optimizer muon --change; err "Adam's moments.* Muon needs momentum"
 rc 0 train --resume w2 "${data[@]}" --steps 1 --optimizer muon --reset-optimizer; err 'weights alone; Muon starts anew'
+# without its optimizer it is a model like any other
+rc 0 convert w2 bare --to safetensors --layout keep --optimizer drop
+rc 0 train --resume bare "${data[@]}" --seq-len 24 --batch 2 --steps 1 --reset-optimizer; err 'weights alone; AdamW starts anew'
+! grep -q '"training"' bare/ckpt.manifest.json || fail 'a training state without an optimizer'
