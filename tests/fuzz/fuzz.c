@@ -163,6 +163,7 @@ static void run_safetensors(uint8_t *p, size_t n)
             (void)!ckpt_st_header_check(&table, 0, n - 8 - header, &err);
     }
     free(text);
+    ckpt_st_table_release(&table);
     ckpt_json_free(metadata);
     ckpt_arena_free(&arena);
 }
@@ -251,43 +252,48 @@ static size_t insert(uint8_t *p, size_t n, size_t max, size_t at, const void *by
 /* Opcodes with plausible arguments, so that the stack machine goes on. */
 static size_t mutate_pickle(uint8_t *p, size_t n, size_t max)
 {
+#define OP(text)                                                                                   \
+    {                                                                                              \
+        text, sizeof(text) - 1                                                                     \
+    }
     static const struct {
         const char *bytes;
         uint8_t n;
     } ops[] = {
-        {"K\1",                                 2 },
-        {"N",                                   1 },
-        {"(",                                   1 },
-        {"t",                                   1 },
-        {"\x85",                                1 },
-        {"\x86",                                1 },
-        {"\x87",                                1 },
-        {"}",                                   1 },
-        {"]",                                   1 },
-        {"s",                                   1 },
-        {"u",                                   1 },
-        {"a",                                   1 },
-        {"e",                                   1 },
-        {"q\0",                                 2 },
-        {"h\0",                                 2 },
-        {"\x94",                                1 },
-        {"R",                                   1 },
-        {"\x81",                                1 },
-        {"b",                                   1 },
-        {"Q",                                   1 },
-        {"2",                                   1 },
-        {"0",                                   1 },
-        {"1",                                   1 },
-        {"\x8a\1\1",                            3 },
-        {"\x8b\xff\xff\xff\x7f",                5 },
-        {"X\1\0\0\0a",                          6 },
-        {"\x8c\1a",                             3 },
-        {"cos\nsystem\n",                       11},
-        {"ctorch._utils\n_rebuild_tensor_v2\n", 35},
-        {"J\xff\xff\xff\xff",                   5 },
-        {"\x95\4\0\0\0\0\0\0\0",                9 },
-        {".",                                   1 },
+        OP("K\1"),
+        OP("N"),
+        OP("("),
+        OP("t"),
+        OP("\x85"),
+        OP("\x86"),
+        OP("\x87"),
+        OP("}"),
+        OP("]"),
+        OP("s"),
+        OP("u"),
+        OP("a"),
+        OP("e"),
+        OP("q\0"),
+        OP("h\0"),
+        OP("\x94"),
+        OP("R"),
+        OP("\x81"),
+        OP("b"),
+        OP("Q"),
+        OP("2"),
+        OP("0"),
+        OP("1"),
+        OP("\x8a\1\1"),
+        OP("\x8b\xff\xff\xff\x7f"),
+        OP("X\1\0\0\0a"),
+        OP("\x8c\1a"),
+        OP("cos\nsystem\n"),
+        OP("ctorch._utils\n_rebuild_tensor_v2\n"),
+        OP("J\xff\xff\xff\xff"),
+        OP("\x95\4\0\0\0\0\0\0\0"),
+        OP("."),
     };
+#undef OP
     size_t k = draw(sizeof ops / sizeof ops[0]), at = draw((uint32_t)n + 1);
     return insert(p, n, max, at, ops[k].bytes, ops[k].n);
 }
