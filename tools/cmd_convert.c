@@ -114,9 +114,11 @@ static const char *plural(size_t n)
 static ckpt_status check_options(const conversion *c, ckpt_err *err)
 {
     const convert_opts *o = c->o;
-    for (size_t i = 0; i < o->rename.n; i++)
-        if (strchr(o->rename.items[i], '=') == NULL)
-            return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", o->rename.items[i]);
+    for (size_t i = 0; i < o->rename.n; i++) {
+        ckpt_status status = ckpt_convert_check_rename(o->rename.items[i], err);
+        if (status != CKPT_OK)
+            return status;
+    }
     const char *named = ckpt_convert_named(c->dst_path);
     if (named != NULL && o->to != TO_DEFAULT && strcmp(named, to_names[o->to]) != 0)
         return ckpt_fail(err, CKPT_E_USAGE, "%s: --to %s, and the name is that of a %s file",

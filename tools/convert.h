@@ -76,6 +76,8 @@ ckpt_status ckpt_convert_apart(const char *src, const char *dst, ckpt_err *err) 
 ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst,
                                      ckpt_err *err) CKPT_MUST_USE;
 
+/* CKPT_E_USAGE unless rule is FROM=TO with names on both sides, and at most one '*' on each. */
+ckpt_status ckpt_convert_check_rename(const char *rule, ckpt_err *err) CKPT_MUST_USE;
 /* Refuse what the end of a conversion would refuse: a destination that exists (unless force), or
  * whose parent cannot be written. */
 ckpt_status ckpt_convert_target(const char *dst, bool force, ckpt_err *err) CKPT_MUST_USE;

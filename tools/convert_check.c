@@ -88,6 +88,27 @@ ckpt_status ckpt_convert_apart_files(const ckpt_source *src, const char *dst, ck
     return CKPT_OK;
 }
 
+static size_t stars(const char *s, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        count += s[i] == '*';
+    return count;
+}
+
+ckpt_status ckpt_convert_check_rename(const char *rule, ckpt_err *err)
+{
+    const char *eq = strchr(rule, '=');
+    if (eq == NULL || eq == rule || eq[1] == '\0')
+        return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s' is not FROM=TO", rule);
+    size_t from = stars(rule, (size_t)(eq - rule)), to = stars(eq + 1, strlen(eq + 1));
+    if (from > 1 || to > 1)
+        return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s': more than one '*' on a side", rule);
+    if (to > from)
+        return ckpt_fail(err, CKPT_E_USAGE, "--rename '%s': TO has a '*' and FROM has none", rule);
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_convert_target(const char *dst, bool force, ckpt_err *err)
 {
     char parent[PATH_MAX];

@@ -28,5 +28,8 @@ mkdir e; cp $t/dcp_fsdp2.expected.safetensors e/model.safetensors; cp $t/dcp_fsd
 rc 0 diff llama e; no_out 'differ'
 rc 0 convert llama fsdp --to torch_dist --layout hf
 rc 0 diff $t/dcp_fsdp2 fsdp; no_out 'differ'
+# The outer "model." comes back on request.
+rc 0 convert $t/dcp_fsdp2 outer --to torch_dist --layout keep --rename 'model.*=model.model.*' --rename 'lm_head.*=model.lm_head.*'
+rc 0 inspect outer 'model.model.embed_tokens.weight'; out '^model.model.embed_tokens.weight'; rc 0 inspect outer; out '^optim.state.model.embed_tokens.weight.exp_avg '
 # Megatron's fsdp_dtensor: the members of the state dict are objects of their own.
 rc 0 inspect $t/dcp_megatron_fsdp --common; out '^iteration +12$'; out 'opt_param_scheduler.max_lr'

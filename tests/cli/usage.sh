@@ -26,3 +26,6 @@ rc 2 diff --rtol=nan a b; one_line
 rc 2 inspect --threads 5000 a; one_line
 # after --, everything is an operand
 rc 5 inspect -- --help; one_line; err '^ckpt: inspect: --help: '
+
+# --rename rules that cannot be meant
+for r in foo = a= =b 'a*b*=c' 'a*=b*c*' 'a=b*'; do rc 2 convert $FIXTURES/hf/llama3_tiny o --rename "$r"; one_line; err "rename '"; absent o; done
