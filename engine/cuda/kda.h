@@ -29,6 +29,8 @@ extern "C" {
 
 #include "err.h"
 
+#pragma GCC visibility push(default) /* what the plug-in libckpt_cuda.so exports */
+
 typedef enum ckpt_cuda_type { CKPT_CUDA_F32, CKPT_CUDA_BF16 } ckpt_cuda_type;
 
 typedef struct ckpt_cuda_kda {
@@ -69,6 +71,8 @@ ckpt_status ckpt_cuda_kda_fwd(const ckpt_cuda_kda *d, const ckpt_cuda_kda_in *in
 ckpt_status ckpt_cuda_kda_bwd(const ckpt_cuda_kda *d, const ckpt_cuda_kda_in *in, const void *d_o,
                               const float *d_state, const ckpt_cuda_kda_grad *grad, void *work,
                               void *stream, ckpt_err *err) CKPT_MUST_USE;
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }
