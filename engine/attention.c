@@ -37,6 +37,9 @@ static ckpt_status check(const ckpt_eng_attention *a, const ckpt_eng_seq *seq, c
         return ckpt_fail(err, CKPT_E_USAGE,
                          "attention: %lld query heads, %lld key heads, head dims %lld and %lld",
                          (long long)a->N, (long long)a->G, (long long)a->DK, (long long)a->DV);
+    if (a->skip < 0 || (a->skip > 0 && (seq->n < 1 || a->skip > seq->cu[1])))
+        return ckpt_fail(err, CKPT_E_USAGE, "attention: %lld queries of the first sequence absent",
+                         (long long)a->skip);
     return ckpt_eng_seq_check(seq, err);
 }
 
@@ -65,9 +68,11 @@ static void forward_block(const job *j, int64_t seq, int64_t head, int64_t block
 {
     const ckpt_eng_attention *a = j->a;
     int64_t base = j->seq->cu[seq], len = j->seq->cu[seq + 1] - base;
-    int64_t i0 = block * BLOCK_Q, nq = ckpt_min_i64(BLOCK_Q, len - i0), g = head / (a->N / a->G);
+    int64_t i0 = (seq == 0 ? a->skip : 0) + block * BLOCK_Q, nq = ckpt_min_i64(BLOCK_Q, len - i0),
+            g = head / (a->N / a->G);
     int64_t ldq = a->N * a->DK, ldk = a->G * a->DK, ldv = a->G * a->DV, ldo = a->N * a->DV;
-    const real *q = j->q + (base + i0) * ldq + head * a->DK;
+    int64_t row = base + i0 - a->skip;
+    const real *q = j->q + row * ldq + head * a->DK;
     real *s = scratch, *acc = s + BLOCK_Q * BLOCK_K, m[BLOCK_Q], l[BLOCK_Q];
     for (int64_t r = 0; r < nq; r++) {
         m[r] = (real)-INFINITY;
@@ -91,10 +96,10 @@ static void forward_block(const job *j, int64_t seq, int64_t head, int64_t block
         ENG(gemm)(false, false, nq, a->DV, nk, 1, s, BLOCK_K, v, ldv, 1, acc, a->DV);
     }
     for (int64_t r = 0; r < nq; r++) {
-        real *o = j->o + (base + i0 + r) * ldo + head * a->DV, inv = 1 / l[r];
+        real *o = j->o + (row + r) * ldo + head * a->DV, inv = 1 / l[r];
         for (int64_t c = 0; c < a->DV; c++)
             o[c] = acc[r * a->DV + c] * inv;
-        j->lse[(base + i0 + r) * a->N + head] = m[r] + LOG(l[r]);
+        j->lse[(row + r) * a->N + head] = m[r] + LOG(l[r]);
     }
 }
 
@@ -131,8 +136,10 @@ ckpt_status ENG(attention)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_
     status = ckpt_eng_check(e, err);
     if (status == CKPT_OK && !e->dry) {
         first[0] = 0;
-        for (int64_t n = 0; n < seq->n; n++)
-            first[n + 1] = first[n] + (seq->cu[n + 1] - seq->cu[n] + BLOCK_Q - 1) / BLOCK_Q * a->N;
+        for (int64_t n = 0; n < seq->n; n++) {
+            int64_t queries = seq->cu[n + 1] - seq->cu[n] - (n == 0 ? a->skip : 0);
+            first[n + 1] = first[n] + (queries + BLOCK_Q - 1) / BLOCK_Q * a->N;
+        }
         j.first = first;
         ckpt_eng_parallel(e, first[seq->n], forward_item, &j);
     }
@@ -153,7 +160,7 @@ static void softmax_grad(const job *j, const block_pair *b)
 {
     const ckpt_eng_attention *a = j->a;
     for (int64_t r = 0; r < b->nq; r++) {
-        int64_t t = b->base + b->i0 + r;
+        int64_t t = b->base + b->i0 + r - a->skip;
         int64_t n = ckpt_min_i64(b->nk, b->i0 + r - b->j0 + 1);
         const real *o = j->o + (t * a->N + b->head) * a->DV;
         const real *d_o = j->d_o + (t * a->N + b->head) * a->DV;
@@ -175,11 +182,12 @@ static void backward_pair(const job *j, const block_pair *b)
 {
     const ckpt_eng_attention *a = j->a;
     int64_t ldq = a->N * a->DK, ldk = a->G * a->DK, ldv = a->G * a->DV, ldo = a->N * a->DV;
-    const real *q = j->q + (b->base + b->i0) * ldq + b->head * a->DK;
+    int64_t row = b->base + b->i0 - a->skip;
+    const real *q = j->q + row * ldq + b->head * a->DK;
     const real *k = j->k + (b->base + b->j0) * ldk + b->g * a->DK;
     const real *v = j->v + (b->base + b->j0) * ldv + b->g * a->DV;
-    const real *d_o = j->d_o + (b->base + b->i0) * ldo + b->head * a->DV;
-    real *dq = j->dq + (b->base + b->i0) * ldq + b->head * a->DK;
+    const real *d_o = j->d_o + row * ldo + b->head * a->DV;
+    real *dq = j->dq + row * ldq + b->head * a->DK;
     ENG(gemm)(false, true, b->nq, b->nk, a->DK, j->scale, q, ldq, k, ldk, 0, b->p, BLOCK_K);
     ENG(gemm)(false, true, b->nq, b->nk, a->DV, 1, d_o, ldo, v, ldv, 0, b->dp, BLOCK_K);
     softmax_grad(j, b);
@@ -212,13 +220,16 @@ static void backward_item(void *arg, int64_t item, int worker)
     b.dp = b.p + BLOCK_Q * BLOCK_K;
     b.dk = b.dp + BLOCK_Q * BLOCK_K;
     b.dv = b.dk + BLOCK_K * a->DK;
-    clear_rows(j->dq + (b.base * a->N + b.g * share) * a->DK, len, share * a->DK, a->N * a->DK);
+    int64_t skip = seq == 0 ? a->skip : 0; /* queries of this sequence that are absent */
+    clear_rows(j->dq + ((b.base + skip - a->skip) * a->N + b.g * share) * a->DK, len - skip,
+               share * a->DK, a->N * a->DK);
     for (b.j0 = 0; b.j0 < len; b.j0 += BLOCK_K) {
         b.nk = ckpt_min_i64(BLOCK_K, len - b.j0);
         clear_rows(b.dk, b.nk, a->DK, a->DK);
         clear_rows(b.dv, b.nk, a->DV, a->DV);
         for (b.head = b.g * share; b.head < (b.g + 1) * share; b.head++)
-            for (b.i0 = b.j0 / BLOCK_Q * BLOCK_Q; b.i0 < len; b.i0 += BLOCK_Q) {
+            for (b.i0 = skip + ckpt_max_i64(b.j0 - skip, 0) / BLOCK_Q * BLOCK_Q; b.i0 < len;
+                 b.i0 += BLOCK_Q) {
                 b.nq = ckpt_min_i64(BLOCK_Q, len - b.i0);
                 backward_pair(j, &b);
             }

@@ -40,6 +40,8 @@ typedef struct ckpt_eng_attention {
     int64_t N, G;   /* query heads, key/value heads */
     int64_t DK, DV; /* head dims of q and k, of v and o */
     double scale;   /* 0 = DK^-0.5 */
+    int64_t skip;   /* the first sequence's first queries are absent: q, o and lse begin with query
+                       `skip`, keys and values with key 0. Below its length */
 } ckpt_eng_attention;
 
 /* q [T, N, DK], k [T, G, DK], v [T, G, DV], o [T, N, DV]; lse [T, N]: log of the sum of exponents. */

@@ -82,6 +82,9 @@ typedef struct ENG(linattn_saved) {
     real *erase, *write;         /* after the sigmoid */
     real *o, *rstd;              /* recurrence output [T, HV, V], norm statistics [T, HV] */
     real *states;                /* of the recurrence */
+    /* A sequence over several ranks (cut.h): what comes before this rank's tokens. NULL without */
+    real *hist_q, *hist_k, *hist_v; /* [N, W-1, channels] rows before the convolution */
+    real *state0;                   /* [N, HV, K, V] */
 } ENG(linattn_saved);
 
 /* What a sequence carries into its next tokens (inference, chunked prefill). */

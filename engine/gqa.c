@@ -2,6 +2,7 @@
 #include "attn_gate.h"
 
 #include "checked.h"
+#include "cut.h"
 
 static ckpt_status check(const ckpt_eng_gqa *b, const ENG(gqa_params) * p, ckpt_err *err)
 {
@@ -67,7 +68,7 @@ ckpt_status ENG(gqa)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq *seq
     CKPT_CHECK(ENG(linear)(e, T, b->H, v, x, b->H, p->v, p->v_bias, false, s->v, v, err));
     CKPT_CHECK(norm_and_rotate(e, b, T, a->N, p->q_norm, rope, s->q_raw, s->rq, s->q, err));
     CKPT_CHECK(norm_and_rotate(e, b, T, a->G, p->k_norm, rope, s->k_raw, s->rk, s->k, err));
-    CKPT_CHECK(ENG(attention)(e, a, seq, s->q, s->k, s->v, s->o, s->lse, err));
+    CKPT_CHECK(ENG(attention_cut)(e, a, seq, s->q, s->k, s->v, s->o, s->lse, err));
     if (b->gated) {
         real *gated = ckpt_eng_take(e, T * out, sizeof *gated);
         CKPT_CHECK(ckpt_eng_check(e, err));
@@ -146,7 +147,8 @@ ckpt_status ENG(gqa_bwd)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq 
     CKPT_CHECK(ckpt_eng_check(e, err));
     CKPT_CHECK(check(b, p, err));
     CKPT_CHECK(output_bwd(e, b, T, p, s, x, dy, &add, dx, d_o, g, err));
-    CKPT_CHECK(ENG(attention_bwd)(e, a, seq, s->q, s->k, s->v, s->o, s->lse, d_o, dq, dk, dv, err));
+    CKPT_CHECK(
+        ENG(attention_cut_bwd)(e, a, seq, s->q, s->k, s->v, s->o, s->lse, d_o, dq, dk, dv, err));
     CKPT_CHECK(undo_rotation(e, b, T, a->N, p->q_norm, rope, s->q_raw, s->rq, dq, g->q_norm, err));
     CKPT_CHECK(undo_rotation(e, b, T, a->G, p->k_norm, rope, s->k_raw, s->rk, dk, g->k_norm, err));
     CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, q, dq, x, p->q, add, dx, g->q, g->q_bias, err));

@@ -4,6 +4,7 @@
 #include "blocks.h"
 
 #include "checked.h"
+#include "linattn_cut.h"
 
 typedef struct sizes {
     int64_t T, D, QK, VD, DF, DE, HV; /* DE: columns of the erase gate */
@@ -81,7 +82,7 @@ ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt
     s->o = rows(e, z.T, z.VD);
     s->rstd = rows(e, z.T, z.HV);
     s->states = ckpt_eng_take(e, ENG(delta_saved_len)(&b->delta, seq), sizeof(real));
-    return ckpt_eng_check(e, err);
+    return ENG(linattn_cut_save)(e, b, seq, s, err);
 }
 
 /* A projection that may be low-rank: y = x w^T, or y = (x a^T) b^T with the middle kept. */
@@ -177,9 +178,12 @@ static ckpt_status forward_qkv(ckpt_eng *e, const ckpt_eng_linattn *b, const ckp
     CKPT_CHECK(project(e, z, x, p->q, z->QK, s->pre_q, err));
     CKPT_CHECK(project(e, z, x, p->k, z->QK, s->pre_k, err));
     CKPT_CHECK(project(e, z, x, p->v, z->VD, s->pre_v, err));
-    CKPT_CHECK(ENG(conv)(e, seq, z->QK, b->W, s->pre_q, p->conv_q, NULL, hq, s->q, hq, err));
-    CKPT_CHECK(ENG(conv)(e, seq, z->QK, b->W, s->pre_k, p->conv_k, NULL, hk, s->k, hk, err));
-    CKPT_CHECK(ENG(conv)(e, seq, z->VD, b->W, s->pre_v, p->conv_v, NULL, hv, s->v, hv, err));
+    if (ckpt_eng_cut_in(e) != NULL)
+        CKPT_CHECK(ENG(linattn_cut_rows)(e, b, seq, s, err));
+    const real *fq = st ? hq : s->hist_q, *fk = st ? hk : s->hist_k, *fv = st ? hv : s->hist_v;
+    CKPT_CHECK(ENG(conv)(e, seq, z->QK, b->W, s->pre_q, p->conv_q, NULL, fq, s->q, hq, err));
+    CKPT_CHECK(ENG(conv)(e, seq, z->QK, b->W, s->pre_k, p->conv_k, NULL, fk, s->k, hk, err));
+    CKPT_CHECK(ENG(conv)(e, seq, z->VD, b->W, s->pre_v, p->conv_v, NULL, fv, s->v, hv, err));
     CKPT_CHECK(ENG(l2norm)(e, n, K, s->q, l2_eps(b), s->q, s->rq, err));
     CKPT_CHECK(ENG(l2norm)(e, n, K, s->k, l2_eps(b), s->k, s->rk, err));
 done:
@@ -232,7 +236,10 @@ ckpt_status ENG(linattn)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_
     CKPT_CHECK(forward_qkv(e, b, seq, &z, p, x, st, s, err));
     CKPT_CHECK(forward_gates(e, b, &z, p, x, s, err));
     const ENG(delta_in) in = delta_inputs(s, state);
-    CKPT_CHECK(ENG(delta)(e, &b->delta, seq, &in, s->o, state, s->states, err));
+    if (ckpt_eng_cut_in(e) != NULL)
+        CKPT_CHECK(ENG(linattn_cut_delta)(e, b, seq, &in, s, err));
+    else
+        CKPT_CHECK(ENG(delta)(e, &b->delta, seq, &in, s->o, state, s->states, err));
     CKPT_CHECK(ENG(gated_rmsnorm)(e, z.T * z.HV, b->delta.V, s->o, s->z, p->norm, b->act, b->eps,
                                   normed, s->rstd, err));
     CKPT_CHECK(ENG(linear)(e, z.T, z.VD, z.D, normed, z.VD, p->out, NULL, add, y, z.D, err));
@@ -271,7 +278,7 @@ done:
 /* One of q, k, v back to x. d is the gradient after the convolution. */
 typedef struct conv_back {
     int64_t n;
-    const real *pre, *w_conv, *w, *d;
+    const real *pre, *w_conv, *w, *d, *history; /* history or NULL */
     real *dw_conv, *dw;
 } conv_back;
 
@@ -280,11 +287,17 @@ static ckpt_status backward_conv(ckpt_eng *e, const ckpt_eng_linattn *b, const c
                                  real *dx, ckpt_err *err)
 {
     ckpt_status status;
-    CKPT_CHECK(ENG(conv_bwd)(e, seq, c->n, b->W, c->pre, c->w_conv, NULL, NULL, c->d, dpre,
-                             c->dw_conv, NULL, NULL, err));
+    const size_t mark = ckpt_eng_mark(e);
+    real *dhistory = c->history ? rows(e, seq->n * (b->W - 1), c->n) : NULL;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    CKPT_CHECK(ENG(conv_bwd)(e, seq, c->n, b->W, c->pre, c->w_conv, NULL, c->history, c->d, dpre,
+                             c->dw_conv, NULL, dhistory, err));
+    if (dhistory)
+        CKPT_CHECK(ENG(linattn_cut_rows_bwd)(e, seq, c->n, b->W, dpre, dhistory, err));
     CKPT_CHECK(ENG(linear_dw)(e, z->T, z->D, c->n, dpre, c->n, x, z->D, c->dw, NULL, err));
     CKPT_CHECK(ENG(linear_dx)(e, z->T, z->D, c->n, dpre, c->n, c->w, true, dx, z->D, err));
 done:
+    ckpt_eng_drop(e, mark);
     return status;
 }
 
@@ -295,9 +308,9 @@ static ckpt_status backward_qkv(ckpt_eng *e, const ckpt_eng_linattn *b, const ck
 {
     const int64_t n = z->T * b->delta.H, K = b->delta.K;
     const conv_back three[] = {
-        {z->QK, s->pre_q, p->conv_q, p->q, w->in.q, g->conv_q, g->q},
-        {z->QK, s->pre_k, p->conv_k, p->k, w->in.k, g->conv_k, g->k},
-        {z->VD, s->pre_v, p->conv_v, p->v, w->in.v, g->conv_v, g->v},
+        {z->QK, s->pre_q, p->conv_q, p->q, w->in.q, s->hist_q, g->conv_q, g->q},
+        {z->QK, s->pre_k, p->conv_k, p->k, w->in.k, s->hist_k, g->conv_k, g->k},
+        {z->VD, s->pre_v, p->conv_v, p->v, w->in.v, s->hist_v, g->conv_v, g->v},
     };
     ckpt_status status;
     CKPT_CHECK(ENG(l2norm_bwd)(e, n, K, s->q, s->rq, w->in.q, w->in.q, err));
@@ -369,13 +382,16 @@ ckpt_status ENG(linattn_bwd)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_
     ckpt_status status = check(b, seq, err);
     if (status != CKPT_OK)
         return status;
-    const ENG(delta_in) in = delta_inputs(s, NULL);
+    const ENG(delta_in) in = delta_inputs(s, s->state0);
     CKPT_CHECK(take_work(e, &z, s->write != NULL, &w, err));
     CKPT_CHECK(backward_output(e, b, &z, p, s, dy, grads, &w, err));
     if (!add && !e->dry)
         for (int64_t i = 0; i < z.T * z.D; i++)
             dx[i] = 0;
-    CKPT_CHECK(ENG(delta_bwd)(e, &b->delta, seq, &in, s->states, w.d_o, NULL, &w.in, err));
+    if (ckpt_eng_cut_in(e) != NULL)
+        CKPT_CHECK(ENG(linattn_cut_delta_bwd)(e, b, seq, &in, s, w.d_o, &w.in, err));
+    else
+        CKPT_CHECK(ENG(delta_bwd)(e, &b->delta, seq, &in, s->states, w.d_o, NULL, &w.in, err));
     CKPT_CHECK(backward_gates(e, b, &z, p, s, x, grads, &w, dx, err));
     CKPT_CHECK(backward_qkv(e, b, seq, &z, p, s, x, grads, &w, dx, err));
 done:

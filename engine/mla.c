@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "checked.h"
+#include "cut.h"
 
 static double scale_of(const ckpt_eng_mla *b)
 {
@@ -178,7 +179,7 @@ ckpt_status ENG(mla)(ckpt_eng *e, const ckpt_eng_mla *b, const ckpt_eng_seq *seq
     CKPT_CHECK(make_query(e, b, T, p, rope, x, s, err));
     CKPT_CHECK(make_latent(e, b, T, p, rope, x, s, err));
     CKPT_CHECK(expand(e, b, T, p, s, err));
-    CKPT_CHECK(ENG(attention)(e, &core, seq, s->q, s->k, s->v, s->o, s->lse, err));
+    CKPT_CHECK(ENG(attention_cut)(e, &core, seq, s->q, s->k, s->v, s->o, s->lse, err));
     if (gate_width(b) > 0) {
         real *gated = ckpt_eng_take(e, T * out, sizeof *gated);
         CKPT_CHECK(ckpt_eng_check(e, err));
@@ -337,8 +338,8 @@ ckpt_status ENG(mla_bwd)(ckpt_eng *e, const ckpt_eng_mla *b, const ckpt_eng_seq 
     CKPT_CHECK(ckpt_eng_check(e, err));
     CKPT_CHECK(check(b, p, err));
     CKPT_CHECK(output_bwd(e, b, T, p, s, x, dy, &add, dx, d_o, grads, err));
-    CKPT_CHECK(
-        ENG(attention_bwd)(e, &core, seq, s->q, s->k, s->v, s->o, s->lse, d_o, dq, dk, dv, err));
+    CKPT_CHECK(ENG(attention_cut_bwd)(e, &core, seq, s->q, s->k, s->v, s->o, s->lse, d_o, dq, dk,
+                                      dv, err));
     CKPT_CHECK(query_bwd(e, b, T, p, rope, s, x, dq, &add, dx, grads, err));
     CKPT_CHECK(latent_bwd(e, b, T, p, rope, s, x, dk, dv, add, dx, grads, err));
 done:

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "checked.h"
+#include "cut.h"
 #include "io.h"
 
 typedef union saved {
@@ -34,8 +35,9 @@ typedef struct pass {
     const ENG(batch) * batch;
     ENG(run) * run;
     ckpt_err *err;
-    int64_t T;         /* tokens that this rank holds between blocks: where.n */
-    ENG(tokens) where; /* one process: all of them */
+    int64_t T;               /* tokens that this rank holds between blocks: where.n */
+    ENG(tokens) where;       /* one process: all of them */
+    const ckpt_eng_seq *seq; /* that blocks run on: the batch's, or this rank's parts of them */
     ENG(rope_tables) mla, gqa;
     record *records; /* one a block */
     real *weight;    /* of every token's loss */
@@ -103,7 +105,7 @@ static ckpt_status take_record(pass *p, int64_t i)
     }
     switch (b.kind) {
     case CKPT_ENG_LINATTN:
-        return ENG(linattn_save)(p->e, &b.u.linattn, p->batch->seq, &r->s.linattn, p->err);
+        return ENG(linattn_save)(p->e, &b.u.linattn, p->seq, &r->s.linattn, p->err);
     case CKPT_ENG_MLA:
         return ENG(mla_save)(p->e, &b.u.mla, g.T, &r->s.mla, p->err);
     case CKPT_ENG_GQA:
@@ -121,7 +123,7 @@ static ckpt_status forward_op(pass *p, int64_t i, const ckpt_eng_block *b,
                               const ENG(block_params) * w, int64_t T, const real *x, bool add,
                               real *y, double aux[2])
 {
-    const ckpt_eng_seq *seq = p->batch->seq;
+    const ckpt_eng_seq *seq = p->seq;
     saved *s = &p->records[i].s;
     switch (b->kind) {
     case CKPT_ENG_LINATTN:
@@ -188,7 +190,7 @@ static ckpt_status backward_op(pass *p, int64_t i, const ckpt_eng_block *b,
                                const ENG(block_params) * w, int64_t T, const real *x,
                                const real *dy, real *dx, const ENG(block_params) * grads)
 {
-    const ckpt_eng_seq *seq = p->batch->seq;
+    const ckpt_eng_seq *seq = p->seq;
     const saved *s = &p->records[i].s;
     /* Side losses are means over data-parallel ranks. */
     double side = p->e->par != NULL ? 1.0 / p->e->par->dp : 1;
@@ -521,7 +523,10 @@ static ckpt_status make_tables(pass *p)
             status = ENG(rope_table)(p->e, ropes[i], p->batch->seq, NULL, cos, sin, p->err);
         if (status != CKPT_OK)
             return status;
-        *out[i] = (ENG(rope_tables)){cos, sin};
+        /* rows of the tokens that blocks run on */
+        int64_t skip = p->e->dry || p->seq == p->batch->seq ? 0 : p->where.cp_lo;
+        skip *= ropes[i]->dim / 2;
+        *out[i] = (ENG(rope_tables)){cos + skip, sin + skip};
     }
     return CKPT_OK;
 }
@@ -569,14 +574,27 @@ ckpt_status ENG(network_run)(ckpt_eng *e, const ENG(network) * m, const ENG(batc
     if (status != CKPT_OK)
         return status;
     p.T = p.where.n;
+    p.seq = batch->seq;
+    ckpt_eng_cut cut = {0};
+    if (e->par != NULL && e->par->cp > 1 && e->par->cp_mode == CKPT_ENG_CP_CHUNKS) {
+        status = ckpt_eng_cut_of(e, batch->seq, &cut, err);
+        if (status != CKPT_OK)
+            return status;
+        p.seq = &cut.own;
+        e->par->cut = &cut;
+    }
     run->loss = run->mtp_loss = run->aux_loss = run->z_loss = 0;
     p.records = calloc((size_t)m->spec.n_blocks + 1, sizeof *p.records);
     if (p.records == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for blocks");
-    status = run_all(&p);
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for blocks");
+    else
+        status = run_all(&p);
     if (status == CKPT_OK && e->par != NULL && !e->dry)
         status = ENG(sum_side_losses)(e, m, run, err);
     free(p.records);
+    if (e->par != NULL)
+        e->par->cut = NULL;
+    ckpt_eng_cut_free(&cut);
     ckpt_eng_drop(e, mark);
     return status;
 }

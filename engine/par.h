@@ -26,6 +26,8 @@ typedef enum ckpt_eng_cp_mode {
                           histories, keys and values move */
 } ckpt_eng_cp_mode;
 
+typedef struct ckpt_eng_cut ckpt_eng_cut; /* cut.h */
+
 typedef struct ckpt_eng_par {
     int tp, cp, dp, ep; /* sizes */
     int t, c, d, x;     /* own coordinates; x that of ep */
@@ -38,6 +40,7 @@ typedef struct ckpt_eng_par {
     ckpt_comm replicas;   /* same t: hold the same parts of parameters cut over tp */
     ckpt_comm experts;    /* hold all experts together */
     ckpt_comm expert_dup; /* same x: hold the same experts */
+    ckpt_eng_cut *cut;    /* chunkwise: of the micro-batch that runs now; else NULL */
 } ckpt_eng_par;
 
 /* Sizes at least 1; tp * cp * dp must be the size of world and ep divide it: CKPT_E_USAGE. */
@@ -82,8 +85,7 @@ ckpt_eng_block ckpt_eng_with_heads(const ckpt_eng_block *b, const ckpt_eng_heads
 ckpt_status ckpt_eng_box_of(const ckpt_eng_spec *s, const ckpt_canon *c, const ckpt_eng_par *p,
                             int t, int x, ckpt_eng_box *out, ckpt_err *err) CKPT_MUST_USE;
 
-/* Tokens of rank (c, t) among T, in parts over cp and then over tp. Headwise, or chunkwise of a model
- * without softmax attention: consecutive. */
+/* Tokens of rank (c, t) among T: consecutive, in parts over cp and then over tp. */
 ckpt_eng_range ckpt_eng_tokens_of(const ckpt_eng_par *p, int64_t T, int c, int t);
 
 #endif

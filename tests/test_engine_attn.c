@@ -35,10 +35,10 @@ static void plain_attention(const ckpt_eng_attention *a, const ckpt_eng_seq *seq
 }
 
 static const ckpt_eng_attention shapes[] = {
-    {4, 4, 12, 12, 0  },
-    {4, 2, 24, 16, 0  },
-    {6, 1, 8,  20, 0.7},
-    {1, 1, 1,  1,  0  },
+    {4, 4, 12, 12, 0,   0},
+    {4, 2, 24, 16, 0,   0},
+    {6, 1, 8,  20, 0.7, 0},
+    {1, 1, 1,  1,  0,   0},
 };
 
 typedef struct attn_case {
@@ -100,7 +100,7 @@ START_TEST(attention_refuses_heads_that_do_not_divide)
 {
     ckpt_eng e;
     ckpt_err err = {0};
-    ckpt_eng_attention a = {3, 2, 4, 4, 0};
+    ckpt_eng_attention a = {3, 2, 4, 4, 0, 0};
     ckpt_eng_init(&e, 1);
     ck_assert_int_eq(ENG(attention)(&e, &a, &packed, NULL, NULL, NULL, NULL, NULL, &err),
                      CKPT_E_USAGE);

@@ -32,6 +32,14 @@ static const mesh meshes[] = {
     {"hf/llama_tiny_tied",     4, 1, 1, 1, CKPT_ENG_CP_HEADS},
     {"hf/llama_tiny_tied",     2, 2, 1, 1, CKPT_ENG_CP_HEADS},
     {"hf/bailing_hybrid_tiny", 2, 1, 1, 2, CKPT_ENG_CP_HEADS},
+    {"hf/kimi_linear_tiny",    1, 2, 1, 1, CKPT_ENG_CP_CHUNKS},
+    {"hf/kimi_linear_tiny",    2, 2, 1, 4, CKPT_ENG_CP_CHUNKS},
+    {"hf/kimi_linear_tiny",    1, 4, 1, 1, CKPT_ENG_CP_CHUNKS},
+    {"hf/kimi_linear_tiny",    1, 2, 2, 2, CKPT_ENG_CP_CHUNKS},
+    {"hf/qwen3_next_mtp_tiny", 1, 3, 1, 1, CKPT_ENG_CP_CHUNKS},
+    {"hf/qwen3_next_mtp_tiny", 2, 4, 1, 2, CKPT_ENG_CP_CHUNKS},
+    {"hf/deepseek_mtp_tiny",   1, 4, 1, 1, CKPT_ENG_CP_CHUNKS},
+    {"hf/llama_tiny_tied",     4, 2, 1, 1, CKPT_ENG_CP_CHUNKS},
 };
 /* clang-format on */
 
@@ -158,9 +166,10 @@ static bool one_rank(par_rank *r)
     return ok;
 }
 
-static void scene_open(scene *s, const mesh *m)
+static const int64_t long_ones[] = {21, 1, 34, 17}, short_ones[] = {1, 2, 9, 1};
+
+static void scene_open(scene *s, const mesh *m, const int64_t *lengths)
 {
-    static const int64_t lengths[] = {21, 1, 34, 17};
     ckpt_model_opts bind = {0};
     ckpt_eng_spec_opts opts = options(m);
     *s = (scene){.m = m, .n_seq = 4};
@@ -204,7 +213,25 @@ START_TEST(ranks_compute_what_one_process_does)
 {
     scene s;
     const mesh *m = &meshes[_i];
-    scene_open(&s, m);
+    scene_open(&s, m, long_ones);
+    par_run(m->tp * m->cp * m->dp, one_rank, &s);
+    scene_close(&s);
+}
+END_TEST
+
+/* Fewer tokens a rank than a convolution is wide, sequences over three and more ranks, ranks of a tensor-
+ * parallel group without tokens. */
+START_TEST(short_sequences_run_over_many_ranks)
+{
+    static const mesh many[] = {
+        {"hf/kimi_linear_tiny", 1, 4, 1, 1, CKPT_ENG_CP_CHUNKS},
+        {"hf/kimi_linear_tiny", 1, 8, 1, 2, CKPT_ENG_CP_CHUNKS},
+        {"hf/kimi_linear_tiny", 2, 4, 1, 4, CKPT_ENG_CP_CHUNKS},
+        {"hf/llama_tiny_tied",  4, 2, 1, 1, CKPT_ENG_CP_CHUNKS},
+    };
+    scene s;
+    const mesh *m = &many[_i];
+    scene_open(&s, m, short_ones);
     par_run(m->tp * m->cp * m->dp, one_rank, &s);
     scene_close(&s);
 }
@@ -242,7 +269,7 @@ START_TEST(meshes_that_do_not_fit_are_usage_errors)
     };
     scene s;
     par_rank ranks[PAR_RANKS];
-    scene_open(&s, &bad[_i].m);
+    scene_open(&s, &bad[_i].m, long_ones);
     ck_assert(!par_try(ranks, bad[_i].ranks, refused, &s));
     for (int i = 0; i < bad[_i].ranks; i++) {
         ck_assert_int_eq(ranks[i].err.code, CKPT_E_USAGE);
@@ -261,6 +288,7 @@ Suite *suite_par(void)
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_loop_test(t, ranks_compute_what_one_process_does, 0,
                         (int)(sizeof meshes / sizeof *meshes));
+    tcase_add_loop_test(t, short_sequences_run_over_many_ranks, 0, 4);
     tcase_add_loop_test(t, meshes_that_do_not_fit_are_usage_errors, 0, 4);
     suite_add_tcase(s, t);
     return s;

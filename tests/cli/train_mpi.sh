@@ -32,6 +32,10 @@ close_to tp2.jsonl one.jsonl 1e-5
 [ "$(grep -c '^step 20:' $OUT)" -eq 1 ] || fail "not one rank's words: $(cat $OUT)"
 mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --cp 2 --metrics cp2.jsonl
 close_to cp2.jsonl one.jsonl 1e-5
+mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --cp 2 --cp-mode chunks --metrics chunks.jsonl
+close_to chunks.jsonl one.jsonl 1e-5
+mpi 0 4 train --resume "$kimi" "${run[@]}" --steps 20 --tp 2 --cp 2 --cp-mode chunks --metrics tp2cp2.jsonl
+close_to tp2cp2.jsonl one.jsonl 1e-5
 mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --metrics dp2.jsonl
 close_to dp2.jsonl one.jsonl 1e-5
 mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 20 --ep 2 --micro-batch 1 --metrics ep2.jsonl
@@ -57,5 +61,16 @@ err 'tp 2 x cp 2 x dp 1 need 4 ranks, there are 2; start them with mpirun -np 4'
 [ "$(grep -c '^ckpt: train: tp 2' $ERR)" -eq 1 ] || fail "said by every rank: $(cat $ERR)"
 mpi 2 3 train --resume "$kimi" "${run[@]}" --steps 2 --tp 3
 err 'block 0: 2 heads of linear attention cannot be cut into 3 parts'
+# A rank that is killed ends the run, and what it was saving does not look complete.
+if command -v pgrep >/dev/null; then
+    mpirun --oversubscribe --bind-to none -np 2 "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --tp 2 --save dead --save-every 3 >$OUT 2>$ERR &
+    job=$!
+    for _ in $(seq 200); do [ -e dead/latest_checkpointed_iteration.txt ] && break; sleep 0.1; done
+    victim=$(pgrep -P "$job" | tail -n 1)
+    kill -9 "$victim"
+    wait "$job" && fail "a run with a dead rank succeeds"
+    err 'signal 9|Killed'
+    rc 0 verify dead --hash
+fi
 mpi 2 2 train --resume "$kimi" "${run[@]}" --steps 2 --batch 3; err 'not divisible by micro-batch'
 rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --tp 2; one_line; err 'start them with mpirun -np 2'
