@@ -626,6 +626,21 @@ static bool in_model(const ckpt_dcp_tensor *t)
     return strncmp(t->name, MODEL, sizeof MODEL - 1) == 0 && t->name[sizeof MODEL - 1] != '\0';
 }
 
+/* Megatron-FSDP's own state dict, as fsdp_dtensor stores it, has "module." before every name, once for
+ * each object wrapped around the model. Characters of them that all tensors of the model share. */
+static size_t wrappers(const reader *r)
+{
+    static const char module[] = "module.";
+    size_t cut = 0, n = sizeof module - 1;
+    for (;; cut += n)
+        for (size_t i = 0; i < r->meta->n_tensors; i++) {
+            const ckpt_dcp_tensor *t = &r->meta->tensors[i];
+            const char *name = t->name + sizeof MODEL - 1 + cut;
+            if (in_model(t) && (strncmp(name, module, n) != 0 || name[n] == '\0'))
+                return cut;
+        }
+}
+
 /* {fqn: path}. dcp.save({"model": model.state_dict(), ...}) gives ("model", "layers.0.weight") for
  * "model.layers.0.weight", dcp.save(model.state_dict()) the name alone: only the path tells which
  * "model." is the state dict's and which the parameter's own. */
@@ -651,11 +666,13 @@ static ckpt_status strip_model(reader *r, const ckpt_pkl *node)
     }
     if (inside == 0 || under != inside)
         return CKPT_OK;
-    r->meta->prefix = MODEL;
+    size_t cut = sizeof MODEL - 1 + wrappers(r);
     for (size_t i = 0; i < r->meta->n_tensors; i++)
-        if (in_model(&r->meta->tensors[i]))
-            r->meta->tensors[i].name += sizeof MODEL - 1;
-    return CKPT_OK;
+        if (in_model(&r->meta->tensors[i])) {
+            r->meta->prefix = ckpt_arena_strndup(r->keep, r->meta->tensors[i].name, cut);
+            r->meta->tensors[i].name += cut;
+        }
+    return r->meta->prefix != NULL ? CKPT_OK : no_memory(r);
 }
 
 /* Entries that nothing refers to keep their name for messages: copy it out of the pickle. */

@@ -132,6 +132,12 @@ static bool parse_last(const ckpt_source *src, const char *name, size_t at, ckpt
     out->state = (size_t)(dot + 1 - name);
     out->state_len = strlen(dot + 1);
     out->param = find_param(src, name + out->key, out->key_len);
+    /* Megatron-FSDP names the parameter as its wrapper does */
+    while (out->param < 0 && out->key_len > 7 && starts(name + out->key, "module.")) {
+        out->key += 7;
+        out->key_len -= 7;
+        out->param = find_param(src, name + out->key, out->key_len);
+    }
     return out->param >= 0;
 }
 

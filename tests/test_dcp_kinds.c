@@ -25,6 +25,7 @@ static const struct {
      "6 flattened optimizer tensors without mcore_data",                                      2 },
     {TORCH "dcp_fsdp2",                   TORCH "dcp_fsdp2",             "torch_dist",  NULL, -1},
     {TORCH "dcp_megatron_fsdp",           TORCH "dcp_megatron_fsdp",     "torch_dist",  NULL, -1},
+    {TORCH "megatron_fsdp",               TORCH "megatron_fsdp",         "torch_dist",  NULL, -1},
 };
 /* clang-format on */
 
@@ -51,8 +52,8 @@ END_TEST
 START_TEST(open_leaves_out_the_outer_model)
 {
     static const char *const paths[] = {TORCH "dcp_fsdp2", TORCH "dcp_megatron_fsdp",
-                                        TORCH "dcp_2rank"};
-    static const char *const prefixes[] = {"model.", "model.", NULL};
+                                        TORCH "dcp_2rank", TORCH "megatron_fsdp"};
+    static const char *const prefixes[] = {"model.", "model.", NULL, "model.module."};
     ckpt_source src;
     open_plain(&src, paths[_i]);
     if (prefixes[_i])
@@ -326,7 +327,7 @@ Suite *suite_dcp_kinds(void)
     Suite *s = suite_create("dcp_kinds");
     TCase *t = make_case(s, "golden", 30);
     tcase_add_loop_test(t, open_kind_equals_the_whole_tensors, 0, COUNT(golden));
-    tcase_add_loop_test(t, open_leaves_out_the_outer_model, 0, 3);
+    tcase_add_loop_test(t, open_leaves_out_the_outer_model, 0, 4);
     tcase_add_test(t, open_megatron_fsdp_takes_args_from_the_members);
     tcase_add_test(t, open_rank_local_metadata_says_so);
 

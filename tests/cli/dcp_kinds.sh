@@ -31,5 +31,9 @@ rc 0 diff $t/dcp_fsdp2 fsdp; no_out 'differ'
 # The outer "model." comes back on request.
 rc 0 convert $t/dcp_fsdp2 outer --to torch_dist --layout keep --rename 'model.*=model.model.*' --rename 'lm_head.*=model.lm_head.*'
 rc 0 inspect outer 'model.model.embed_tokens.weight'; out '^model.model.embed_tokens.weight'; rc 0 inspect outer; out '^optim.state.model.embed_tokens.weight.exp_avg '
+# What Megatron-FSDP itself wrote: uneven chunks, fc1 in halves, names under its wrappers.
+rc 0 inspect $t/megatron_fsdp; out '^layout +megatron:gpt$'; out 'linear_fc1.weight_v'; out '^iteration +1$'
+rc 0 convert $t/megatron_fsdp zero --to safetensors --layout hf --verify; out 'root equals source'
+rc 0 convert zero zero2 --to torch_dist --layout megatron --tp 2; rc 0 diff zero2 $t/megatron_fsdp; no_out 'only in'
 # Megatron's fsdp_dtensor: the members of the state dict are objects of their own.
 rc 0 inspect $t/dcp_megatron_fsdp --common; out '^iteration +12$'; out 'opt_param_scheduler.max_lr'

@@ -1,6 +1,6 @@
 # Models built and saved by real Megatron-Core: read as they are, cut again, stacked and layer by layer.
 m=$FIXTURES/mcore
-for n in gpt_dense gpt_relu2 gpt_moe gpt_moe_all gpt_mla_mtp gpt_gdn_tp2 hybrid_attn; do
+for n in gpt_dense gpt_relu2 gpt_moe gpt_moe_all gpt_mla_mtp gpt_gdn_tp2 gpt_gdn2_tp2 hybrid_attn; do
     rc 0 convert $m/$n one.safetensors --force; out 'root equals source'; r=$(root_of)
     "${STCMP:-$(dirname "$CKPT")/stcmp}" one.safetensors $m/$n.plain.safetensors >cmp.txt || fail "$n: $(head -3 cmp.txt)"
     rc 0 convert $m/$n two --tp 2 --verify --force; [ "$(root_of)" = "$r" ] || fail "$n: TP 2 has another root"
@@ -12,6 +12,9 @@ rc 0 inspect $m/gpt_moe; out 'layers=single'
 rc 0 inspect $m/hybrid_attn; out '^layout +megatron:hybrid'
 
 # Gated delta net and gated attention: Megatron-Core's logits, of two ranks, are the engine's.
+rc 0 verify $m/gpt_gdn2_tp2 --forward --reference $m/gpt_gdn2_tp2.reference.safetensors --rtol 1e-6
+rc 0 convert $m/gpt_gdn2_tp2 halves --pp 2 --tp 2 --force; rc 0 diff halves $m/gpt_gdn2_tp2; rm -r halves
+rc 4 convert $m/gpt_gdn2_tp2 h --to safetensors --layout hf; one_line; absent h; err "block 0 is 'g'"
 rc 0 inspect $m/gpt_gdn_tp2; out 'gdn_norms=fused,attn_norms=fused'; out '^mesh +tp 2'
 rc 0 verify $m/gpt_gdn_tp2 --forward --reference $m/gpt_gdn_tp2.reference.safetensors --rtol 1e-6
 rc 0 convert $m/gpt_gdn_tp2 halves --pp 2 --tp 4 --force; rc 0 diff halves $m/gpt_gdn_tp2

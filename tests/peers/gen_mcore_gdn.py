@@ -29,6 +29,8 @@ import socket
 import subprocess
 import sys
 
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling a gate takes longer than running it
+
 import gen_mcore_gpt as base  # first: it makes Megatron-Core do without a GPU
 import torch
 import torch.distributed as dist
@@ -161,9 +163,9 @@ def recurrence():
 
 
 SIZES = {
-    "gpt_gdn": dict(hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
-    "gpt_gdn2": dict(hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
-    "qwen3_next": dict(hidden=64, kv=32, gdn=16, freq=4, experts=8, topk=3, moe=32, vocab=320, layers=4),
+    "gpt_gdn": dict(values=4, hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
+    "gpt_gdn2": dict(values=2, hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
+    "qwen3_next": dict(values=4, hidden=64, kv=32, gdn=16, freq=4, experts=8, topk=3, moe=32, vocab=320, layers=4),
 }
 
 
@@ -177,7 +179,7 @@ def build(name, tp, pp):
                layernorm_zero_centered_gamma=True, deterministic_mode=True,
                experimental_attention_variant="gated_delta_net", linear_attention_freq=s.freq,
                linear_conv_kernel_dim=4, linear_key_head_dim=s.gdn, linear_value_head_dim=s.gdn,
-               linear_num_key_heads=2, linear_num_value_heads=4,
+               linear_num_key_heads=2, linear_num_value_heads=s.values,
                num_moe_experts=s.experts, moe_ffn_hidden_size=s.moe, moe_router_topk=s.topk,
                moe_shared_expert_intermediate_size=s.moe, moe_shared_expert_gate=True,
                moe_token_dispatcher_type="allgather", moe_aux_loss_coeff=0.0,

@@ -65,7 +65,7 @@ class NoStream:
     def wait_stream(self, _):
         pass
 
-    synchronize = __exit__ = __enter__ = lambda self, *_: None
+    wait = synchronize = __exit__ = __enter__ = lambda self, *_: None
 
 
 def without_gpu(torch):
