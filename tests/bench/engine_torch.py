@@ -1,7 +1,8 @@
-"""PyTorch's side of tests/bench/engine.sh, eager on the CPU.
+"""PyTorch's side of tests/bench/engine.sh and train.sh, eager on the CPU.
 
     engine_torch.py save DIR                       the Kimi-Linear-shaped model of the benchmark
     engine_torch.py model DIR TOKENS REPEATS THREADS
+    engine_torch.py train DIR TOKENS REPEATS THREADS       steps of AdamW with clipping
     engine_torch.py kda TOKENS HEADS DIM REPEATS THREADS   transformers' chunk and recurrent form
 """
 import resource
@@ -67,6 +68,25 @@ def model(path, tokens, repeats):
     print(f"forward {a:.2f} ms, forward+backward {b:.2f} ms, loss {loss:.6f}, peak RSS {rss} MiB")
 
 
+def train(path, tokens, repeats):
+    from transformers import AutoModelForCausalLM
+
+    m = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    m.train()
+    optimizer = torch.optim.AdamW(m.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    ids = torch.tensor([[t * 7919 % m.config.vocab_size for t in range(tokens)]])
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        m(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+        optimizer.step()
+
+    t = timed(step, repeats)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"{t / 1e3:.2f} s a step, {tokens / t * 1e3:.0f} tokens/s, peak RSS {rss} MiB")
+
+
 def kda(tokens, heads, dim, repeats):
     from transformers.models.kimi_linear import modeling_kimi_linear as kl
 
@@ -96,8 +116,8 @@ if __name__ == "__main__":
         save(args[0])
     else:
         torch.set_num_threads(int(args[-1]))
-        numbers = [int(x) for x in args[1 if what == "model" else 0:-1]]
-        if what == "model":
-            model(args[0], *numbers)
+        if what == "kda":
+            kda(*(int(x) for x in args[:-1]))
         else:
-            kda(*numbers)
+            run = {"model": model, "train": train}[what]
+            run(args[0], *(int(x) for x in args[1:-1]))
