@@ -119,7 +119,7 @@ $(BUILD)/suites.h: FORCE
 	$(Q){ for s in $(SUITES); do echo "X($$s)"; done; } > $@.new; \
 	    cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 $(BUILD)/tests/main.o: $(BUILD)/suites.h
-$(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(if $(filter kda_cuda,$(SUITES)),$(EMU_OBJ)) \
+$(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(if $(filter %_cuda,$(SUITES)),$(EMU_OBJ)) \
                $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(shell pkg-config --libs check) $(LDLIBS) -lstdc++

@@ -3,28 +3,9 @@
  * cannot see, races and speed, is tests/gpu/run.sh's. */
 #include "gpu/kda_case.h"
 
-#include <check.h>
+#include "gpu/host_memory.h"
 
-void *dev_alloc(size_t bytes)
-{
-    return aligned_alloc(256, (bytes + 511) / 256 * 256);
-}
-void dev_free(void *p)
-{
-    free(p);
-}
-void dev_put(void *to, const void *from, size_t bytes)
-{
-    memcpy(to, from, bytes);
-}
-void dev_get(void *to, const void *from, size_t bytes)
-{
-    memcpy(to, from, bytes);
-}
-bool dev_wait(void)
-{
-    return true;
-}
+#include <check.h>
 
 static ckpt_err err;
 

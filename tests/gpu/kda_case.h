@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-void *dev_alloc(size_t bytes);
-void dev_free(void *p);
-void dev_put(void *to, const void *from, size_t bytes);
-void dev_get(void *to, const void *from, size_t bytes);
-bool dev_wait(void); /* false after an error */
+static inline void *dev_alloc(size_t bytes);
+static inline void dev_free(void *p);
+static inline void dev_put(void *to, const void *from, size_t bytes);
+static inline void dev_get(void *to, const void *from, size_t bytes);
+static inline bool dev_wait(void); /* false after an error */
 
 typedef struct kda_case {
     ckpt_cuda_type type;

@@ -6,34 +6,11 @@
  */
 #include "kda_case.h"
 
+#include "card_memory.h"
+
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <unistd.h>
-
-void *dev_alloc(size_t bytes)
-{
-    void *p = NULL;
-    return cudaMalloc(&p, bytes) == cudaSuccess ? p : NULL;
-}
-void dev_free(void *p)
-{
-    (void)cudaFree(p);
-}
-void dev_put(void *to, const void *from, size_t bytes)
-{
-    (void)cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
-}
-void dev_get(void *to, const void *from, size_t bytes)
-{
-    (void)cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost);
-}
-bool dev_wait(void)
-{
-    const cudaError_t e = cudaDeviceSynchronize();
-    if (e != cudaSuccess)
-        printf("CUDA: %s\n", cudaGetErrorString(e));
-    return e == cudaSuccess;
-}
 
 static ckpt_err err;
 

@@ -1,0 +1,157 @@
+/* What the pointwise and row kernels share: wide loads, sums over a group of threads, column sums. */
+#ifndef CKPT_CUDA_OPS_COMMON_CUH
+#define CKPT_CUDA_OPS_COMMON_CUH
+
+#include "ops.h"
+
+#include "runtime.cuh"
+#include "tile.cuh"
+
+#include <math.h>
+
+namespace kda
+{
+
+constexpr int THREADS = 256;
+#ifdef CKPT_CUDA_EMULATE
+#define HOST_DEV inline
+#else
+#define HOST_DEV __host__ __device__ __forceinline__
+#endif
+
+/* ---- loads and stores ----------------------------------------------------------------------- */
+
+/* Elements at .. at+N-1 of a row of `end`, zeros beyond it. wide: rows begin at multiples of N. */
+template <class E, int N>
+DEV void get(const E *p, int64_t at, int64_t end, bool wide, float (&x)[N])
+{
+    if (!wide || at + N > end) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = at + i < end ? to_f(p[at + i]) : 0.f;
+    } else if constexpr (N * sizeof(E) == 8) {
+        const uint64_t u = *(const uint64_t *)(p + at);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = bits_to_float((uint32_t)(u >> 16 * i) << 16);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j += vec<E>::n) {
+            const vec<E> v = load16(p + at + j);
+#pragma unroll
+            for (int i = 0; i < vec<E>::n; i++)
+                x[j + i] = to_f(v.e[i]);
+        }
+    }
+}
+template <class E, int N>
+DEV void put(E *p, int64_t at, int64_t end, bool wide, const float (&x)[N])
+{
+    if (!wide || at + N > end) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (at + i < end)
+                p[at + i] = cast<E>(x[i]);
+    } else if constexpr (N * sizeof(E) == 8) {
+        *(uint64_t *)(p + at) = pack_bf16(x[0], x[1]) | (uint64_t)pack_bf16(x[2], x[3]) << 32;
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j += vec<E>::n) {
+            vec<E> v;
+#pragma unroll
+            for (int i = 0; i < vec<E>::n; i++)
+                v.e[i] = cast<E>(x[j + i]);
+            store16(p + at + j, v);
+        }
+    }
+}
+
+/* ---- mathematics ---------------------------------------------------------------------------- */
+
+/* e^x within about |x| 2^-24 + 2^-22 of its value; 0 below the normal range. */
+DEV float exp_of(float x)
+{
+    return ex2(x * 1.4426950408889634f);
+}
+DEV float logistic(float x)
+{
+    return 1.f / (1.f + exp_of(-x));
+}
+/* Derivative of x sigmoid(x), s = sigmoid(x). */
+DEV float silu_slope(float x, float s)
+{
+    return s * (1.f + x * (1.f - s));
+}
+
+/* ---- sums ----------------------------------------------------------------------------------- */
+
+/* Sum of x over G consecutive threads, in all of them. G > 32: the whole block, s [G / 32] shared. */
+template <int G> DEV float group_sum(float x, float *s)
+{
+#pragma unroll
+    for (int mask = (G < 32 ? G : 32) / 2; mask > 0; mask /= 2)
+        x += shuffle_xor(x, mask);
+    if constexpr (G > 32) {
+        if (lane() == 0)
+            s[threadIdx.x / 32] = x;
+        sync_block();
+        x = 0;
+#pragma unroll
+        for (int i = 0; i < G / 32; i++)
+            x += s[i];
+        sync_block();
+    }
+    return x;
+}
+
+/* ---- launchers ------------------------------------------------------------------------------ */
+
+HOST_DEV int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+inline ckpt_status launched(const char *what, ckpt_err *err)
+{
+#ifdef CKPT_CUDA_EMULATE
+    (void)what;
+    (void)err;
+#else
+    const cudaError_t e = cudaGetLastError();
+    if (e != cudaSuccess)
+        return ckpt_fail(err, CKPT_E_IO, "%s on CUDA: %s", what, cudaGetErrorString(e));
+#endif
+    return CKPT_OK;
+}
+/* columns: of the workspace that the call uses, 0 = none. */
+inline ckpt_status ready(const char *what, const ckpt_cuda *c, int64_t columns, ckpt_err *err)
+{
+    if (c->type != CKPT_CUDA_F32 && c->type != CKPT_CUDA_BF16)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s on CUDA: type %d, which has f32 and bf16",
+                         what, (int)c->type);
+    const size_t need = ckpt_cuda_work(columns);
+    if (c->bytes < need)
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "%s on CUDA: workspace of %zu bytes, needs %zu for %lld columns", what,
+                         c->bytes, need, (long long)columns);
+    return CKPT_OK;
+}
+inline ckpt_status grid_fits(const char *what, int64_t blocks, ckpt_err *err)
+{
+    if (blocks > INT32_MAX)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s on CUDA: %lld blocks", what,
+                         (long long)blocks);
+    return CKPT_OK;
+}
+/* Rows a piece of a sum takes: at most CKPT_CUDA_PARTS pieces, whole multiples of `per`. */
+inline int64_t piece_of(int64_t rows, int64_t per)
+{
+    return ceil_div(ceil_div(rows, CKPT_CUDA_PARTS), per) * per;
+}
+
+/* out [n] = or += the sum over parts of partial [parts, n], row stride ld (ops_norm.cu). */
+ckpt_status sum_columns(device_stream stream, const float *partial, int64_t parts, int64_t n,
+                        int64_t ld, bool add, float *out, ckpt_err *err);
+
+} // namespace kda
+
+#endif
