@@ -4,6 +4,7 @@
  * canonical tensors. Source: megatron-dist-ckpt.md section 5. */
 #include "checked.h"
 #include "model_internal.h"
+#include "model_space.h"
 #include "rescue.h"
 
 #include <stdio.h>
@@ -23,9 +24,24 @@ static ckpt_status rescue(ckpt_binder *b, ckpt_err *err)
     return ckpt_fail(err, status, "optimizer state (--optimizer drop leaves it out): %s", why.text);
 }
 
+static ckpt_status from_model_space(ckpt_binder *b, ckpt_err *err)
+{
+    ckpt_status status = ckpt_model_space_rename(b->m->src, err);
+    if (status != CKPT_OK)
+        return status;
+    return ckpt_bind_note(b, err,
+                          "optimizer states of fully_sharded_model_space are taken as "
+                          "fully_reshardable ones");
+}
+
 ckpt_status ckpt_bind_find_states(ckpt_binder *b, ckpt_err *err)
 {
     const ckpt_source *src = b->m->src;
+    if (!b->opts->keep_buckets && ckpt_model_space_found(src)) {
+        ckpt_status status = from_model_space(b, err);
+        if (status != CKPT_OK)
+            return status;
+    }
     if (!b->opts->keep_buckets && ckpt_rescue_needed(src)) {
         ckpt_status status = rescue(b, err);
         if (status != CKPT_OK)

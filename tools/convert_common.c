@@ -1,13 +1,34 @@
 /* The common state of a Megatron target. */
 #include "convert.h"
 #include "dcp.h"
+#include "json.h"
+#include "model_space.h"
 #include "mp_rank.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define BUCKETS "optimizer.distributed.dp_group_idx_"
+#define KIND "param_state_sharding_type"
 #define RESHARDABLE "fully_reshardable"
+
+/* Where the states of fully_sharded_model_space became fully_reshardable ones, each optimizer says so. */
+static ckpt_status model_space_edits(const ckpt_source *src, ckpt_arena *arena,
+                                     ckpt_dcp_edit *edits, size_t *n, ckpt_err *err)
+{
+    const ckpt_json *optimizer = ckpt_json_get(src->common, "optimizer");
+    if (ckpt_is_model_space(optimizer) && *n + 2 <= 64)
+        edits[(*n)++] = (ckpt_dcp_edit){.path = "optimizer." KIND, .text = RESHARDABLE};
+    for (ckpt_json *j = ckpt_json_child(optimizer); j != NULL; j = ckpt_json_next(j)) {
+        if (!ckpt_is_model_space(j) || *n + 2 > 64)
+            continue;
+        char *path = ckpt_arena_printf(arena, "optimizer.%s." KIND, ckpt_json_key(j));
+        if (path == NULL)
+            return ckpt_tool_no_memory(err);
+        edits[(*n)++] = (ckpt_dcp_edit){.path = path, .text = RESHARDABLE};
+    }
+    return CKPT_OK;
+}
 
 /* Where dp_reshardable buckets were given back, param_groups and gradient scaler move from objects of
  * one model-parallel rank (all have the same) into the common state's "optimizer" member, by number
@@ -15,6 +36,7 @@
 static ckpt_status find_edits(const ckpt_source *src, ckpt_arena *arena, ckpt_dcp_edit *edits,
                               size_t *n, ckpt_err *err)
 {
+    ckpt_status status = CKPT_OK;
     static const char *const members[] = {"optimizer", "grad_scaler"};
     for (size_t i = 0; i < src->n_objects; i++) {
         const ckpt_object *o = &src->objects[i];
@@ -31,7 +53,7 @@ static ckpt_status find_edits(const ckpt_source *src, ckpt_arena *arena, ckpt_dc
             if (strncmp(at, members[k], len) != 0 || at[len] != '/' || *n + 3 > 64)
                 continue;
             char *path = ckpt_arena_printf(arena, "%s.%s", where, members[k]);
-            char *kind = ckpt_arena_printf(arena, "%s.param_state_sharding_type", where);
+            char *kind = ckpt_arena_printf(arena, "%s." KIND, where);
             if (path == NULL || kind == NULL)
                 return ckpt_tool_no_memory(err);
             edits[(*n)++] = (ckpt_dcp_edit){.path = path, .object = o};
@@ -39,10 +61,12 @@ static ckpt_status find_edits(const ckpt_source *src, ckpt_arena *arena, ckpt_dc
                 edits[(*n)++] = (ckpt_dcp_edit){.path = kind, .text = RESHARDABLE};
         }
     }
+    CKPT_CHECK(model_space_edits(src, arena, edits, n, err));
     if (*n > 0)
         edits[(*n)++] = (ckpt_dcp_edit){.path = "content_metadata.distrib_optim_sharding_type",
                                         .text = RESHARDABLE};
-    return CKPT_OK;
+done:
+    return status;
 }
 
 ckpt_out_object *ckpt_convert_add_object(ckpt_plan *plan, const char *name)

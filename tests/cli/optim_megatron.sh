@@ -21,6 +21,21 @@ for n in optim_mixed_tp2:tp optim_chained_ep2:ep; do
     rc 0 inspect two; grep -oE '^[a-z_0-9]+\.[^ ]+' $OUT >names2.txt
     same names.txt names2.txt; [ "$(grep -c optimizer names.txt)" -ge 27 ] || fail "$n: no names"
 done
+# fully_sharded_model_space of Megatron-Core 0.15.3, in ranges over two data-parallel ranks: the same
+# training saved as fully_reshardable there, under its names
+m=$FIXTURES/mcore/optim_model_space_tp2
+rc 0 inspect $m; out 'optimizer.state.fp32_param.output_layer.weight'; silent
+rc 0 convert $m ms --tp 1; err 'note: optimizer states of fully_sharded_model_space are taken as fully_reshardable'; out ' 0 reset, 0 dropped'
+rc 0 convert ms ms2 --tp 2; silent; out 'root equals source'
+for d in ms ms2; do
+    rc 0 diff $d $m.params; out '^48 identical$'; rc 0 verify $d --hash
+    rc 0 inspect $d; no_out fp32_param; out 'optimizer.state.param.output_layer.weight +F32 +.64, 32.'
+    rc 0 inspect $d --common; no_out model_space; out '"step": 3.0'
+    [ "$(grep -c '_sharding_type": "fully_reshardable"' $OUT)" -eq 2 ] || fail "$d: its form is not said twice"
+done
+rc 0 convert $m mh5.h5 --layout hf; rc 0 convert mh5.h5 ms3 --to torch_dist --layout megatron --tp 2
+rc 0 inspect ms3 --common; no_out model_space; out '"param_state_sharding_type": "fully_reshardable"'
+rc 0 diff ms3 $m.params; no_out 'only in'
 rc 0 inspect $FIXTURES/mcore/optim_chained_ep2; out 'chained_1.optimizer.state.param.decoder.layers.mlp.experts'
 rc 0 inspect $FIXTURES/mcore/optim_mixed_tp2; out 'optimizer.state.fp32_param.output_layer.weight'
 rc 0 convert $FIXTURES/mcore/optim_mixed_tp2 hf --to safetensors --layout hf; out ' 36 of optimizer state'

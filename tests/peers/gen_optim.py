@@ -12,8 +12,8 @@ optimizer's moments. One gloo process a rank; expert parallelism (--ep) is of th
 and its experts have an optimizer of their own, chained behind the other; --prefix stores it under
 chained_1.
 
-T: fully_reshardable dp_reshardable fully_sharded_model_space (DistributedOptimizer), or plain (the
-mixed-precision or FP32 optimizer without it). Megatron-Core names CUDA in a few places on this path;
+T: fully_reshardable dp_reshardable fully_sharded_model_space (DistributedOptimizer; the last one needs a
+megatron-core before 0.16 first on PYTHONPATH), or plain (the mixed-precision or FP32 optimizer without it). Megatron-Core names CUDA in a few places on this path;
 its text is changed while it is imported so that these say CPU; and where it wants PyTorch's Adam to have
 a step tensor stored (it stores none; Transformer Engine's has none), it no longer does."""
 import argparse

@@ -11,7 +11,8 @@
                                 through Hugging Face's layout and HDF5
   optim.py CKPT WORK mixed      the mixed-precision optimizer (bf16 parameters, fp32 copies) that Megatron-
                                 Core saved at TP 2: to TP 1 and back, and through Hugging Face; and the chained optimizers of expert-parallel
-                                training at EP 2: to EP 1 and back, loaded at both: equal losses"""
+                                training at EP 2: to EP 1 and back, loaded at both: equal losses;
+                                fully_sharded_model_space loaded as fully_reshardable: equal losses"""
 import json
 import os
 import shutil
@@ -133,7 +134,14 @@ def mixed(work):
     ckpt(at("alone"), at("again"), "--ep", "2")
     first, *second = all_losses("load", ep, at("alone"), at("again"), "--dp", "2", "--ep", "2", *moe)
     assert second == [first] * 2, (first, second)
-    print(f"TP 2 -> 1 -> 2 and over Hugging Face train on to {want[1]}, EP 2 -> 1 -> 2 to {first[1]}")
+    # the form of Megatron-Core up to 0.15, read by a release that no longer knows it
+    old = os.path.join(fixtures, "optim_model_space_tp2")
+    ckpt(old, at("new"), "--tp", "2")
+    now, then = all_losses("load", at("new"), old + ".params", "--tp", "2", "--layers", "1", "--dtype", "bf16",
+                           "--type", "fully_reshardable")
+    assert now == then, (now, then)
+    print(f"TP 2 -> 1 -> 2 and over Hugging Face train on to {want[1]}, EP 2 -> 1 -> 2 to {first[1]}, "
+          f"fully_sharded_model_space to {now[1]}")
 
 
 if __name__ == "__main__":
