@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 const ckpt_container ckpt_torch_dist = {
     .name = "torch_dist",
@@ -25,11 +24,23 @@ const ckpt_container ckpt_torch_dist = {
     .layout = ckpt_dcp_layout,
 };
 
-static bool exists_in(ckpt_arena *arena, const char *dir, const char *name)
+/* Whether dir/name is there, or dir/other if that is not NULL. */
+static ckpt_status exists_in(ckpt_arena *arena, const char *dir, const char *name,
+                             const char *other, bool *there, ckpt_err *err)
 {
-    const char *path = ckpt_path_join(arena, dir, name);
-    struct stat st; /* a probe: what cannot be looked at is nothing to go by */
-    return path && stat(path, &st) == 0;
+    const char *const names[] = {name, other};
+    *there = false;
+    for (size_t i = 0; i < 2 && names[i] && !*there; i++) {
+        ckpt_entry what;
+        const char *path = ckpt_path_join(arena, dir, names[i]);
+        if (!path)
+            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        ckpt_status status = ckpt_look(path, &what, err);
+        if (status != CKPT_OK)
+            return status;
+        *there = what != CKPT_ENTRY_NONE;
+    }
+    return CKPT_OK;
 }
 
 int64_t ckpt_dcp_iteration_of(const char *name)
@@ -56,21 +67,44 @@ static int64_t iteration_of_path(ckpt_arena *arena, const char *path)
     return copy ? ckpt_dcp_iteration_of(ckpt_basename(copy)) : -2;
 }
 
-bool ckpt_dcp_is_zarr(ckpt_arena *arena, const char *dir)
+static ckpt_status backend_is_zarr(ckpt_arena *arena, const char *dir, bool *zarr, ckpt_err *err)
 {
+    ckpt_status status;
     ckpt_buf text = {0};
     ckpt_json *json = NULL;
-    ckpt_err err;
-    bool zarr = false;
+    ckpt_entry what;
+    *zarr = false;
     const char *path = ckpt_path_join(arena, dir, "metadata.json");
-    if (path && ckpt_read_file(path, 1 << 20, &text, &err) == CKPT_OK && text.data &&
-        ckpt_json_parse((const char *)text.data, text.len, &json, &err) == CKPT_OK) {
-        const char *backend = ckpt_json_string(ckpt_json_get(json, "sharded_backend"));
-        zarr = backend && strcmp(backend, "zarr") == 0;
-    }
+    if (!path)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    CKPT_CHECK(ckpt_look(path, &what, err));
+    if (what != CKPT_ENTRY_FILE)
+        goto done;
+    CKPT_CHECK(ckpt_read_file(path, 1 << 20, &text, err));
+    CKPT_CHECK(ckpt_json_parse(text.data ? (const char *)text.data : "", text.len, &json, err));
+    const char *backend = ckpt_json_string(ckpt_json_get(json, "sharded_backend"));
+    *zarr = backend && strcmp(backend, "zarr") == 0;
+done:
     ckpt_json_free(json);
     ckpt_buf_release(&text);
-    return zarr;
+    return status;
+}
+
+ckpt_status ckpt_dcp_is_zarr(ckpt_arena *arena, const char *dir, bool *zarr, ckpt_err *err)
+{
+    ckpt_err text;
+    return ckpt_only_faults(backend_is_zarr(arena, dir, zarr, &text), &text, err);
+}
+
+ckpt_status ckpt_dcp_probe_zarr(ckpt_arena *arena, const char *path, bool *zarr, ckpt_err *err)
+{
+    ckpt_dcp_place place;
+    ckpt_err text;
+    *zarr = false;
+    ckpt_status status = ckpt_dcp_locate(arena, path, -1, &place, &text);
+    if (status != CKPT_OK)
+        return ckpt_only_faults(status, &text, err);
+    return ckpt_dcp_is_zarr(arena, place.dir, zarr, err);
 }
 
 /* ---- probe --------------------------------------------------------------------------------- */
@@ -91,44 +125,49 @@ static bool listed_prefix(const ckpt_probe *probe, const char *prefix)
     return false;
 }
 
-static int probe_root(const ckpt_probe *probe)
+static ckpt_status probe_root(const ckpt_probe *probe, int *score, ckpt_err *err)
 {
+    ckpt_status status = CKPT_OK;
     ckpt_arena scratch = {0};
-    bool legacy = false;
-    int score = listed(probe, CKPT_DCP_TRACKER) ? 1 : 0;
-    for (size_t i = 0; i < probe->n_names && score < 2; i++) {
+    bool legacy = false, zarr = false;
+    int found = listed(probe, CKPT_DCP_TRACKER) ? 1 : 0;
+    for (size_t i = 0; i < probe->n_names && found < 2; i++) {
+        bool there, ranks = false;
         if (ckpt_dcp_iteration_of(probe->names[i]) == -2)
             continue;
         const char *dir = ckpt_path_join(&scratch, probe->path, probe->names[i]);
-        if (!dir)
-            break;
-        if (exists_in(&scratch, dir, ".metadata") || exists_in(&scratch, dir, "metadata.json"))
-            score = 2;
-        else if (exists_in(&scratch, dir, "mp_rank_00") ||
-                 exists_in(&scratch, dir, "mp_rank_00_000"))
-            legacy = true;
+        if (!dir) {
+            status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+            goto done;
+        }
+        CKPT_CHECK(exists_in(&scratch, dir, ".metadata", "metadata.json", &there, err));
+        if (there)
+            found = 2;
+        else
+            CKPT_CHECK(exists_in(&scratch, dir, "mp_rank_00", "mp_rank_00_000", &ranks, err));
+        legacy |= ranks;
     }
-    ckpt_dcp_place place;
-    ckpt_err err;
-    if (score > 0 && !legacy &&
-        ckpt_dcp_locate(&scratch, probe->path, -1, &place, &err) == CKPT_OK &&
-        ckpt_dcp_is_zarr(&scratch, place.dir))
-        score = 0;
+    if (found > 0 && !legacy)
+        CKPT_CHECK(ckpt_dcp_probe_zarr(&scratch, probe->path, &zarr, err));
+    *score = zarr || (found < 2 && legacy) ? 0 : found;
+done:
     ckpt_arena_free(&scratch);
-    return score < 2 && legacy ? 0 : score;
+    return status;
 }
 
-int ckpt_dcp_probe(const ckpt_probe *probe)
+ckpt_status ckpt_dcp_probe(const ckpt_probe *probe, int *score, ckpt_err *err)
 {
     if (!probe->is_dir)
-        return 0;
+        return CKPT_OK;
     if (listed(probe, ".metadata"))
-        return 2;
-    if (listed(probe, "metadata.json"))
-        return listed_prefix(probe, "__0_") ? 2 : listed_prefix(probe, "mp_rank_") ? 0 : 1;
-    if (listed(probe, "__0.metadata"))
-        return 1;
-    return probe_root(probe);
+        *score = 2;
+    else if (listed(probe, "metadata.json"))
+        *score = listed_prefix(probe, "__0_") ? 2 : listed_prefix(probe, "mp_rank_") ? 0 : 1;
+    else if (listed(probe, "__0.metadata"))
+        *score = 1;
+    else
+        return probe_root(probe, score, err);
+    return CKPT_OK;
 }
 
 /* ---- locating ------------------------------------------------------------------------------ */
@@ -171,15 +210,27 @@ static const char *iteration_dir(ckpt_arena *arena, int64_t iteration)
                          : ckpt_arena_printf(arena, "iter_%07lld", (long long)iteration);
 }
 
-/* Which file makes the directory incomplete, or NULL. A torch_dcp save has no metadata.json, so
+/* Which file makes the directory incomplete, or NULL; *json: metadata.json is there. A torch_dcp save has no metadata.json, so
  * its absence counts only beside a common.pt; the common-state object is checked after parsing. */
-static const char *missing_file(ckpt_arena *arena, const char *dir)
+static ckpt_status missing_file(ckpt_arena *arena, const char *dir, const char **missing,
+                                bool *json, ckpt_err *err)
 {
-    if (!exists_in(arena, dir, ".metadata"))
-        return ckpt_dcp_is_zarr(arena, dir) ? NULL : ".metadata";
-    if (exists_in(arena, dir, CKPT_DCP_COMMON_FILE) && !exists_in(arena, dir, "metadata.json"))
-        return "metadata.json";
-    return NULL;
+    ckpt_status status;
+    bool there, zarr, common = false;
+    *missing = NULL;
+    CKPT_CHECK(exists_in(arena, dir, "metadata.json", NULL, json, err));
+    CKPT_CHECK(exists_in(arena, dir, ".metadata", NULL, &there, err));
+    if (!there) {
+        CKPT_CHECK(ckpt_dcp_is_zarr(arena, dir, &zarr, err));
+        *missing = zarr ? NULL : ".metadata";
+        goto done;
+    }
+    if (!*json)
+        CKPT_CHECK(exists_in(arena, dir, CKPT_DCP_COMMON_FILE, NULL, &common, err));
+    if (common)
+        *missing = "metadata.json";
+done:
+    return status;
 }
 
 /* Use ROOT/<iteration directory>; `who` says who asked for it. */
@@ -191,20 +242,27 @@ static ckpt_status take_iteration(ckpt_arena *arena, const char *root, int64_t i
     const char *dir = name ? ckpt_path_join(arena, root, name) : NULL;
     if (!dir)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    if (!ckpt_is_dir(dir))
+    ckpt_status status;
+    ckpt_entry what;
+    bool ranks, json;
+    const char *missing;
+    CKPT_CHECK(ckpt_look(dir, &what, err));
+    if (what != CKPT_ENTRY_DIR)
         return ckpt_fail(err, absent, "%s: directory '%s' does not exist", who, name);
-    if (exists_in(arena, dir, "mp_rank_00") || exists_in(arena, dir, "mp_rank_00_000"))
+    CKPT_CHECK(exists_in(arena, dir, "mp_rank_00", "mp_rank_00_000", &ranks, err));
+    if (ranks)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "%s: '%s' is a Megatron per-rank checkpoint (mp_rank_XX), expected "
                          "torch_dist",
                          who, name);
-    const char *missing = missing_file(arena, dir);
-    if (missing && !(strcmp(missing, ".metadata") == 0 && exists_in(arena, dir, "metadata.json")))
+    CKPT_CHECK(missing_file(arena, dir, &missing, &json, err));
+    if (missing && !(strcmp(missing, ".metadata") == 0 && json))
         return ckpt_fail(err, CKPT_E_FORMAT, "%s: '%s' is incomplete: no %s", who, name, missing);
     place->dir = dir;
     place->from_dir = iteration;
     place->in_root = true;
-    return CKPT_OK;
+done:
+    return status;
 }
 
 /* No tracker: the newest iter_* that has both metadata files, else the newest with .metadata, else
@@ -226,9 +284,14 @@ static ckpt_status take_newest(ckpt_arena *arena, const char *root, ckpt_dcp_pla
         const char *dir = ckpt_path_join(arena, root, names[i]);
         if (!dir)
             return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-        if (missing_file(arena, dir))
+        const char *missing;
+        bool json;
+        status = missing_file(arena, dir, &missing, &json, err);
+        if (status != CKPT_OK)
+            return status;
+        if (missing)
             continue;
-        int rank = exists_in(arena, dir, "metadata.json") ? 2 : 1;
+        int rank = json ? 2 : 1;
         if (rank > best_rank || (rank == best_rank && iteration > best)) {
             best = iteration;
             best_rank = rank;
@@ -247,14 +310,18 @@ ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iterati
                             ckpt_dcp_place *place, ckpt_err *err)
 {
     *place = (ckpt_dcp_place){.dir = path, .from_tracker = -2, .from_dir = -2};
-    if (exists_in(arena, path, ".metadata") || exists_in(arena, path, "metadata.json")) {
+    ckpt_status status;
+    bool there;
+    CKPT_CHECK(exists_in(arena, path, ".metadata", "metadata.json", &there, err));
+    if (there) {
         place->from_dir = iteration_of_path(arena, path);
         if (iteration >= 0 && place->from_dir != -2 && place->from_dir != iteration)
             return ckpt_fail(err, CKPT_E_USAGE, "is iteration %lld, not the requested %lld",
                              (long long)place->from_dir, (long long)iteration);
         return CKPT_OK;
     }
-    if (exists_in(arena, path, "__0.metadata"))
+    CKPT_CHECK(exists_in(arena, path, "__0.metadata", NULL, &there, err));
+    if (there)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "rank-local metadata (__0.metadata), expected one .metadata");
     if (iteration >= 0) {
@@ -265,16 +332,17 @@ ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iterati
     const char *tracker = ckpt_path_join(arena, path, CKPT_DCP_TRACKER);
     if (!tracker)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    if (!ckpt_exists(tracker))
+    CKPT_CHECK(exists_in(arena, path, CKPT_DCP_TRACKER, NULL, &there, err));
+    if (!there)
         return take_newest(arena, path, place, err);
-    ckpt_status status = ckpt_dcp_read_tracker(tracker, &place->from_tracker, err);
-    if (status != CKPT_OK)
-        return status;
+    CKPT_CHECK(ckpt_dcp_read_tracker(tracker, &place->from_tracker, err));
     char who[80];
     if (place->from_tracker < 0)
         snprintf(who, sizeof who, "'release' named by %s", CKPT_DCP_TRACKER);
     else
         snprintf(who, sizeof who, "iteration %lld named by %s", (long long)place->from_tracker,
                  CKPT_DCP_TRACKER);
-    return take_iteration(arena, path, place->from_tracker, who, CKPT_E_FORMAT, place, err);
+    status = take_iteration(arena, path, place->from_tracker, who, CKPT_E_FORMAT, place, err);
+done:
+    return status;
 }

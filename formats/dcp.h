@@ -82,12 +82,16 @@ int64_t ckpt_dcp_iteration_of(const char *name);
 /* The iteration that a tracker file names, -1 for release. Errors: CKPT_E_FORMAT other contents. */
 ckpt_status ckpt_dcp_read_tracker(const char *path, int64_t *iteration,
                                   ckpt_err *err) CKPT_MUST_USE;
-int ckpt_dcp_probe(const ckpt_probe *probe);
+ckpt_status ckpt_dcp_probe(const ckpt_probe *probe, int *score, ckpt_err *err) CKPT_MUST_USE;
 /* Resolve a directory, iteration directory or save root. iteration -1: the newest complete. */
 ckpt_status ckpt_dcp_locate(ckpt_arena *arena, const char *path, int64_t iteration,
                             ckpt_dcp_place *place, ckpt_err *err) CKPT_MUST_USE;
-/* Does DIR/metadata.json name the zarr backend? */
-bool ckpt_dcp_is_zarr(ckpt_arena *arena, const char *dir);
+/* Does DIR/metadata.json name the zarr backend? Errors: CKPT_E_IO, CKPT_E_NOMEM. */
+ckpt_status ckpt_dcp_is_zarr(ckpt_arena *arena, const char *dir, bool *zarr,
+                             ckpt_err *err) CKPT_MUST_USE;
+/* The same of what ckpt_dcp_locate finds; false if it finds nothing. */
+ckpt_status ckpt_dcp_probe_zarr(ckpt_arena *arena, const char *path, bool *zarr,
+                                ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_dcp_open(ckpt_source *src, const ckpt_open_opts *opts,
                           ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_dcp_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *err) CKPT_MUST_USE;

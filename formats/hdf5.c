@@ -75,7 +75,7 @@ static ckpt_status no_memory(ckpt_err *err)
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory opening HDF5");
 }
 
-static int probe_hdf5(const ckpt_probe *probe)
+static int score_of(const ckpt_probe *probe)
 {
     if (probe->is_dir)
         return 0;
@@ -698,6 +698,13 @@ done:
     free(o.undecoded);
     ckpt_buf_release(&text);
     return status;
+}
+
+static ckpt_status probe_hdf5(const ckpt_probe *probe, int *score, ckpt_err *err)
+{
+    (void)err;
+    *score = score_of(probe);
+    return CKPT_OK;
 }
 
 const ckpt_container ckpt_hdf5 = {

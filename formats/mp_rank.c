@@ -28,35 +28,45 @@ static bool is_rank_dir(const char *name)
 
 /* ---- probe ------------------------------------------------------------------------------------ */
 
-static bool holds_ranks(ckpt_arena *arena, const char *dir, const char *name)
+static ckpt_status holds_ranks(ckpt_arena *arena, const char *dir, const char *name, bool *held,
+                               ckpt_err *err)
 {
     static const char *const firsts[] = {"mp_rank_00", "mp_rank_00_000", "mp_rank_00_000_000"};
     const char *path = ckpt_path_join(arena, dir, name);
-    for (size_t i = 0; path != NULL && i < sizeof firsts / sizeof firsts[0]; i++) {
-        const char *rank = ckpt_path_join(arena, path, firsts[i]);
-        if (rank != NULL && ckpt_is_dir(rank))
-            return true;
+    *held = false;
+    for (size_t i = 0; i < sizeof firsts / sizeof firsts[0] && !*held; i++) {
+        ckpt_entry what;
+        const char *rank = path != NULL ? ckpt_path_join(arena, path, firsts[i]) : NULL;
+        if (rank == NULL)
+            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        ckpt_status status = ckpt_look(rank, &what, err);
+        if (status != CKPT_OK)
+            return status;
+        *held = what == CKPT_ENTRY_DIR;
     }
-    return false;
+    return CKPT_OK;
 }
 
-static int probe(const ckpt_probe *probe)
+static ckpt_status probe(const ckpt_probe *probe, int *score, ckpt_err *err)
 {
-    int score = 0;
+    ckpt_status status = CKPT_OK;
     ckpt_arena scratch = {0};
-    for (size_t i = 0; i < probe->n_names && score == 0; i++) {
-        const char *name = probe->names[i];
-        if (is_rank_dir(name))
-            score = 2;
-        else if (ckpt_dcp_iteration_of(name) != -2 && holds_ranks(&scratch, probe->path, name))
-            score = 2;
-    }
-    ckpt_arena_free(&scratch);
+    bool found = false;
     /* metadata.json makes it torch_dist for Megatron itself */
     for (size_t i = 0; i < probe->n_names; i++)
         if (strcmp(probe->names[i], ".metadata") == 0)
-            return 0;
-    return score;
+            return CKPT_OK;
+    for (size_t i = 0; i < probe->n_names && !found; i++) {
+        const char *name = probe->names[i];
+        if (is_rank_dir(name))
+            found = true;
+        else if (ckpt_dcp_iteration_of(name) != -2)
+            CKPT_CHECK(holds_ranks(&scratch, probe->path, name, &found, err));
+    }
+    *score = found ? 2 : 0;
+done:
+    ckpt_arena_free(&scratch);
+    return status;
 }
 
 /* ---- mesh ------------------------------------------------------------------------------------- */

@@ -46,9 +46,17 @@ static ckpt_status newest(ckpt_mp_reader *r, char *const *names, size_t n, int64
         char **inner;
         size_t n_inner;
         const char *dir = ckpt_path_join(&r->src->arena, r->src->path, names[i]);
-        if (it == -2 || it <= *iteration || dir == NULL || !ckpt_is_dir(dir))
+        ckpt_entry what;
+        if (it == -2 || it <= *iteration)
             continue;
-        ckpt_status status = ckpt_list_dir(dir, &r->src->arena, &inner, &n_inner, err);
+        if (dir == NULL)
+            return no_memory(err);
+        ckpt_status status = ckpt_look(dir, &what, err);
+        if (status != CKPT_OK)
+            return status;
+        if (what != CKPT_ENTRY_DIR)
+            continue;
+        status = ckpt_list_dir(dir, &r->src->arena, &inner, &n_inner, err);
         if (status != CKPT_OK)
             return status;
         if (any_rank(inner, n_inner))

@@ -61,13 +61,14 @@ static bool parse_name(const char *name, int64_t *rank, int64_t *part)
     return take_number(&name, MAX_PARTS, part) && strcmp(name, ".safetensors") == 0;
 }
 
-static int probe(const ckpt_probe *probe)
+static ckpt_status probe(const ckpt_probe *probe, int *score, ckpt_err *err)
 {
+    (void)err;
     int64_t rank, part;
     for (size_t i = 0; i < probe->n_names; i++)
         if (parse_name(probe->names[i], &rank, &part))
-            return 2;
-    return 0;
+            *score = 2;
+    return CKPT_OK;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------- */

@@ -120,7 +120,9 @@ static ckpt_status choose(const ckpt_probe *probe, const ckpt_container **out, c
     enum { ROWS = sizeof ckpt_containers / sizeof ckpt_containers[0] };
     int levels[ROWS] = {0}, best = 0, count = 0;
     for (size_t i = 0; ckpt_containers[i] != NULL; i++) {
-        levels[i] = ckpt_containers[i]->probe(probe);
+        ckpt_status status = ckpt_containers[i]->probe(probe, &levels[i], err);
+        if (status != CKPT_OK)
+            return status;
         if (levels[i] > best) {
             best = levels[i];
             count = 0;
@@ -248,13 +250,19 @@ static ckpt_status enter_root(const ckpt_probe *probe, const ckpt_open_opts *opt
 {
     static const char *const own[] = {".metadata", "metadata.json", "mp_rank_00", "mp_rank_00_000"};
     int64_t iteration = opts->iteration;
+    ckpt_status status = CKPT_OK;
+    ckpt_entry what;
     if (!probe->is_dir || opts->container != NULL || !listed(probe, CKPT_DCP_TRACKER))
         return CKPT_OK;
     char *tracker = ckpt_path_join(arena, *path, CKPT_DCP_TRACKER);
     if (tracker == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    if (iteration < 0 && ckpt_dcp_read_tracker(tracker, &iteration, NULL) != CKPT_OK)
-        return CKPT_OK;
+    if (iteration < 0) {
+        ckpt_err text;
+        status = ckpt_dcp_read_tracker(tracker, &iteration, &text);
+        if (status != CKPT_OK)
+            return ckpt_only_faults(status, &text, err);
+    }
     if (iteration < 0)
         return CKPT_OK;
     char *dir = ckpt_arena_printf(arena, "%s/iter_%07" PRId64, *path, iteration);
@@ -263,14 +271,22 @@ static ckpt_status enter_root(const ckpt_probe *probe, const ckpt_open_opts *opt
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
         char *name = ckpt_path_join(arena, dir, own[i]);
-        if (name == NULL || ckpt_exists(name))
-            return CKPT_OK;
+        if (name == NULL)
+            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        CKPT_CHECK(ckpt_look(name, &what, err));
+        if (what != CKPT_ENTRY_NONE)
+            goto done;
     }
-    if (ckpt_is_dir(dir))
+    CKPT_CHECK(ckpt_look(dir, &what, err));
+    if (what == CKPT_ENTRY_DIR) {
         *path = dir;
-    else if (ckpt_exists(file))
+        goto done;
+    }
+    CKPT_CHECK(ckpt_look(file, &what, err));
+    if (what != CKPT_ENTRY_NONE)
         *path = file;
-    return CKPT_OK;
+done:
+    return status;
 }
 
 static int64_t iteration_of(const char *path)
@@ -303,6 +319,7 @@ ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open
         src->path = inside;
         CKPT_CHECK(probe_path(src->path, &src->arena, &probe, err));
     }
+    src->is_dir = probe.is_dir;
     src->root = src->path;
     if (opts->container != NULL)
         CKPT_CHECK(forced(opts->container, &src->container, err));

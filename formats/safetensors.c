@@ -88,40 +88,53 @@ static bool head_looks_right(const ckpt_probe *probe)
            probe->head[i] == '{';
 }
 
-static bool dir_has_shards(const char *dir)
+static ckpt_status dir_has_shards(const char *dir, bool *found, ckpt_err *err)
 {
     ckpt_arena arena = {0};
-    ckpt_err err;
+    ckpt_status status;
+    ckpt_entry what;
     char **names;
-    size_t n = 0;
-    bool found = false;
+    size_t n;
+    *found = false;
     const char *path = ckpt_path_join(&arena, dir, SHARDED_DIR);
-    if (path != NULL && ckpt_is_dir(path) &&
-        ckpt_list_dir(path, &arena, &names, &n, &err) == CKPT_OK)
-        for (size_t i = 0; i < n && !found; i++)
-            found = is_shard_name(names[i]);
+    if (path == NULL) {
+        status = no_memory(err);
+        goto done;
+    }
+    CKPT_CHECK(ckpt_look(path, &what, err));
+    if (what != CKPT_ENTRY_DIR)
+        goto done;
+    CKPT_CHECK(ckpt_list_dir(path, &arena, &names, &n, err));
+    for (size_t i = 0; i < n && !*found; i++)
+        *found = is_shard_name(names[i]);
+done:
     ckpt_arena_free(&arena);
-    return found;
+    return status;
 }
 
-static int probe_safetensors(const ckpt_probe *probe)
+static ckpt_status probe_safetensors(const ckpt_probe *probe, int *score, ckpt_err *err)
 {
     if (!probe->is_dir) {
-        if (has_suffix(probe->path, INDEX_SUFFIX))
-            return 2;
-        return head_looks_right(probe) ? 2 : has_suffix(probe->path, SUFFIX) ? 1 : 0;
+        bool certain = has_suffix(probe->path, INDEX_SUFFIX) || head_looks_right(probe);
+        *score = certain ? 2 : has_suffix(probe->path, SUFFIX) ? 1 : 0;
+        return CKPT_OK;
     }
-    int best = 0;
     bool sharded = false;
     for (size_t i = 0; i < probe->n_names; i++) {
         const char *name = probe->names[i];
-        if (has_suffix(name, INDEX_SUFFIX) || strcmp(name, SINGLE_NAME) == 0)
-            return 2;
+        if (has_suffix(name, INDEX_SUFFIX) || strcmp(name, SINGLE_NAME) == 0) {
+            *score = 2;
+            return CKPT_OK;
+        }
         if (is_shard_name(name))
-            best = 1;
+            *score = 1;
         sharded |= strcmp(name, SHARDED_DIR) == 0;
     }
-    return best == 0 && sharded && dir_has_shards(probe->path) ? 1 : best;
+    if (*score > 0 || !sharded)
+        return CKPT_OK;
+    ckpt_status status = dir_has_shards(probe->path, &sharded, err);
+    *score = sharded;
+    return status;
 }
 
 /* ---- one file ------------------------------------------------------------------------------- */
@@ -562,7 +575,7 @@ static ckpt_status open_safetensors(ckpt_source *src, const ckpt_open_opts *opts
     opening o = {.src = src, .prefix = ""};
     ckpt_status status;
     src->iteration = -1;
-    if (ckpt_is_dir(src->path)) {
+    if (src->is_dir) {
         src->root = o.dir = src->path;
         CKPT_CHECK(open_dir(&o, err));
     } else {

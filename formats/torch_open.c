@@ -551,7 +551,7 @@ static ckpt_status open_torch(ckpt_source *src, const ckpt_open_opts *opts, ckpt
 {
     (void)opts;
     ckpt_status status;
-    bool dir = ckpt_is_dir(src->path);
+    bool dir = src->is_dir;
     opening *o = calloc(1, sizeof *o);
     if (!o)
         return no_memory(err);
@@ -600,7 +600,7 @@ static int probe_dir(const ckpt_probe *probe)
     return safe ? 0 : whole ? 2 : shards;
 }
 
-static int probe_torch(const ckpt_probe *probe)
+static int score_of(const ckpt_probe *probe)
 {
     static const char *const tar_members[] = {"sys_info", "pickle", "storages", "tensors"};
     if (probe->is_dir)
@@ -618,6 +618,13 @@ static int probe_torch(const ckpt_probe *probe)
         if (memcmp(probe->head, tar_members[i], strlen(tar_members[i]) + 1) == 0)
             return 1;
     return 0;
+}
+
+static ckpt_status probe_torch(const ckpt_probe *probe, int *score, ckpt_err *err)
+{
+    (void)err;
+    *score = score_of(probe);
+    return CKPT_OK;
 }
 
 const ckpt_container ckpt_torch_save = {

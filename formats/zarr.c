@@ -208,9 +208,12 @@ static ckpt_status add_directory(opening *o, const char *key)
     ckpt_arena scratch = {0};
     char **names = NULL;
     size_t n = 0, known = 0;
+    ckpt_entry what = CKPT_ENTRY_NONE;
     const char *dir = ckpt_path_join(&scratch, o->src->root, key);
     ckpt_status status = dir ? ckpt_check_interrupted(o->err) : no_memory(o->err);
-    if (status == CKPT_OK && ckpt_is_dir(dir) && !has_suffix(key, ".sync")) {
+    if (status == CKPT_OK)
+        status = ckpt_look(dir, &what, o->err);
+    if (status == CKPT_OK && what == CKPT_ENTRY_DIR && !has_suffix(key, ".sync")) {
         status = ckpt_list_dir(dir, &scratch, &names, &n, o->err);
         for (size_t i = 0; status == CKPT_OK && i < n; i++) {
             if (strcmp(names[i], ".zarray") == 0)
@@ -310,17 +313,15 @@ static ckpt_status open_zarr(ckpt_source *src, const ckpt_open_opts *opts, ckpt_
     return status;
 }
 
-static int probe_zarr(const ckpt_probe *probe)
+static ckpt_status probe_zarr(const ckpt_probe *probe, int *score, ckpt_err *err)
 {
     ckpt_arena scratch = {0};
-    ckpt_err err;
-    ckpt_dcp_place place;
-    int score = 0;
-    if (probe->is_dir && ckpt_dcp_locate(&scratch, probe->path, -1, &place, &err) == CKPT_OK &&
-        ckpt_dcp_is_zarr(&scratch, place.dir))
-        score = 2;
+    bool zarr = false;
+    ckpt_status status =
+        probe->is_dir ? ckpt_dcp_probe_zarr(&scratch, probe->path, &zarr, err) : CKPT_OK;
+    *score = zarr ? 2 : 0;
     ckpt_arena_free(&scratch);
-    return score;
+    return status;
 }
 
 const ckpt_container ckpt_zarr = {

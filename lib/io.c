@@ -147,6 +147,26 @@ bool ckpt_is_dir(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+ckpt_status ckpt_look(const char *path, ckpt_entry *what, ckpt_err *err)
+{
+    struct stat st;
+    *what = CKPT_ENTRY_NONE;
+    if (stat(path, &st) == 0)
+        *what = S_ISDIR(st.st_mode) ? CKPT_ENTRY_DIR : CKPT_ENTRY_FILE;
+    else if (errno != ENOENT && errno != ENOTDIR)
+        return ckpt_fail_errno(err, errno, "%s", path);
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_only_faults(ckpt_status status, const ckpt_err *text, ckpt_err *err)
+{
+    if (status != CKPT_E_IO && status != CKPT_E_NOMEM && status != CKPT_E_INTERRUPTED)
+        return CKPT_OK;
+    if (err != NULL)
+        *err = *text;
+    return status;
+}
+
 /* ---- names and directories ------------------------------------------------------------------ */
 
 static int compare_names(const void *a, const void *b)
@@ -379,23 +399,29 @@ static ckpt_status sync_parent(const char *path, ckpt_err *err)
     return status;
 }
 
-/* Whether `path` is the working directory or lies above it: --force must not sweep that away. */
-static bool holds_cwd(const char *path)
+/* --force must not sweep away the working directory or one above it: CKPT_E_USAGE. */
+static ckpt_status spare_cwd(const char *path, ckpt_err *err)
 {
     char up[PATH_MAX];
     struct stat target, here, last = {0};
-    if (stat(path, &target) != 0 || !S_ISDIR(target.st_mode))
-        return false;
+    if (stat(path, &target) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? CKPT_OK /* a dangling link */
+                                                   : ckpt_fail_errno(err, errno, "%s", path);
+    if (!S_ISDIR(target.st_mode))
+        return CKPT_OK;
     (void)snprintf(up, sizeof up, ".");
-    for (size_t n = 1; stat(up, &here) == 0; n += 3) {
+    for (size_t n = 1;; n += 3) {
+        if (stat(up, &here) != 0)
+            return ckpt_fail_errno(err, errno, "%s", up);
         if (here.st_dev == target.st_dev && here.st_ino == target.st_ino)
-            return true;
+            return ckpt_fail(err, CKPT_E_USAGE,
+                             "%s: will not replace a directory that contains the current one",
+                             path);
         if ((here.st_dev == last.st_dev && here.st_ino == last.st_ino) || n + 4 > sizeof up)
-            break;
+            return CKPT_OK;
         last = here;
         memcpy(up + n, "/..", 4);
     }
-    return false;
 }
 
 /* The target must be replaceable and its parent writable, found before any work is done. */
@@ -414,10 +440,9 @@ static ckpt_status check_target(const ckpt_commit *commit, ckpt_err *err)
             return ckpt_fail(err, CKPT_E_USAGE,
                              "%s: is neither a file nor a directory, --force will not replace it",
                              path);
-        if (holds_cwd(path))
-            return ckpt_fail(err, CKPT_E_USAGE,
-                             "%s: will not replace a directory that contains the current one",
-                             path);
+        ckpt_status spared = spare_cwd(path, err);
+        if (spared != CKPT_OK)
+            return spared;
     } else if (errno != ENOENT) {
         return ckpt_fail_errno(err, errno, "%s", path);
     }
@@ -615,9 +640,14 @@ static ckpt_status replace_aside(ckpt_commit *commit, ckpt_err *err)
     if (status != CKPT_OK)
         return status;
     struct stat st;
-    bool dir = lstat(commit->final_path, &st) == 0 && S_ISDIR(st.st_mode);
+    if (lstat(commit->final_path, &st) != 0) {
+        status = ckpt_fail_errno(err, errno, "%s", commit->final_path);
+        (void)rmdir(aside);
+        free(aside);
+        return status;
+    }
     /* claim_temp made a directory when the new output is one; only a directory may replace it. */
-    if (commit->is_dir && !dir)
+    if (commit->is_dir && !S_ISDIR(st.st_mode))
         (void)rmdir(aside);
     if (rename(commit->final_path, aside) != 0) {
         status = ckpt_fail_errno(err, errno, "rename of %s to %s", commit->final_path, aside);
@@ -643,7 +673,10 @@ static ckpt_status put_in_place(ckpt_commit *commit, bool *replaced, ckpt_err *e
     const char *from = commit->temp_path, *to = commit->final_path;
     struct stat st;
     *replaced = false;
-    if (!commit->force || lstat(to, &st) != 0) {
+    bool there = commit->force && lstat(to, &st) == 0;
+    if (commit->force && !there && errno != ENOENT && errno != ENOTDIR)
+        return ckpt_fail_errno(err, errno, "%s", to);
+    if (!there) {
         if (rename_flags(from, to, RENAME_FLAG_NOREPLACE) == 0)
             return CKPT_OK;
         if (errno == EEXIST)

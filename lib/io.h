@@ -31,7 +31,15 @@ int ckpt_sync_fd(int fd);
 /* False only if there is nothing: a path that cannot be looked at exists, and opening it says why
  * not. */
 bool ckpt_exists(const char *path);
+/* False also if it cannot be looked at: where an answer changes what is done, ask ckpt_look. */
 bool ckpt_is_dir(const char *path);
+typedef enum ckpt_entry { CKPT_ENTRY_NONE, CKPT_ENTRY_FILE, CKPT_ENTRY_DIR } ckpt_entry;
+/* What is at a path, links followed; FILE is anything but a directory. Only ENOENT and ENOTDIR mean
+ * NONE: any other failure to look is CKPT_E_IO, never absence. */
+ckpt_status ckpt_look(const char *path, ckpt_entry *what, ckpt_err *err) CKPT_MUST_USE;
+/* For attempts that may fail: CKPT_OK if something was merely not understood, and `status` with its
+ * text in *err if it could not be read (CKPT_E_IO, CKPT_E_NOMEM, CKPT_E_INTERRUPTED). */
+ckpt_status ckpt_only_faults(ckpt_status status, const ckpt_err *text, ckpt_err *err) CKPT_MUST_USE;
 /* Names in a directory except "." and "..", sorted bytewise, in the arena. */
 ckpt_status ckpt_list_dir(const char *path, ckpt_arena *arena, char ***names, size_t *n,
                           ckpt_err *err) CKPT_MUST_USE;

@@ -3,6 +3,7 @@
 
 #include "checked.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,7 +17,7 @@
 bool ckpt_manifest_single(const ckpt_source *src)
 {
     size_t n = strlen(src->path);
-    if (ckpt_is_dir(src->path))
+    if (src->is_dir)
         return false;
     return n < 5 || strcmp(src->path + n - 5, ".json") != 0;
 }
@@ -28,7 +29,7 @@ char *ckpt_manifest_path(const ckpt_source *src, ckpt_arena *arena)
     return ckpt_path_join(arena, src->root, CKPT_MANIFEST_NAME);
 }
 
-static bool epoch_of(const ckpt_source *src, time_t *out)
+static ckpt_status epoch_of(const ckpt_source *src, time_t *out, bool *known, ckpt_err *err)
 {
     const char *epoch = getenv("SOURCE_DATE_EPOCH");
     if (epoch != NULL && *epoch != '\0') {
@@ -36,39 +37,47 @@ static bool epoch_of(const ckpt_source *src, time_t *out)
         long long v = strtoll(epoch, &end, 10);
         if (*end == '\0' && v >= 0) {
             *out = (time_t)v;
-            return true;
+            *known = true;
+            return CKPT_OK;
         }
     }
-    bool any = false;
-    for (size_t i = 0; i < src->n_files; i++) {
+    *known = false;
+    for (size_t i = 0; i < ckpt_source_n_real(src); i++) {
         struct stat st;
-        if (stat(src->files[i].path, &st) != 0)
-            continue;
-        if (!any || st.st_mtime > *out)
+        if (stat(src->files[i].path, &st) != 0) {
+            if (errno == ENOENT || errno == ENOTDIR)
+                continue;
+            return ckpt_fail_errno(err, errno, "%s", src->files[i].path);
+        }
+        if (!*known || st.st_mtime > *out)
             *out = st.st_mtime;
-        any = true;
+        *known = true;
     }
-    return any;
+    return CKPT_OK;
 }
-
-const char *ckpt_manifest_created(const ckpt_source *src, ckpt_arena *arena)
-{
-    time_t t = 0;
-    struct tm tm;
-    char text[32];
-    if (!epoch_of(src, &t) || gmtime_r(&t, &tm) == NULL)
-        return NULL;
-    if (strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
-        return NULL;
-    return ckpt_arena_strdup(arena, text);
-}
-
-/* ---- parsing --------------------------------------------------------------------------------- */
 
 static ckpt_status no_memory(ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
 }
+
+ckpt_status ckpt_manifest_created(const ckpt_source *src, ckpt_arena *arena, const char **created,
+                                  ckpt_err *err)
+{
+    time_t t = 0;
+    struct tm tm;
+    char text[32];
+    bool known;
+    *created = NULL;
+    ckpt_status status = epoch_of(src, &t, &known, err);
+    if (status != CKPT_OK || !known || gmtime_r(&t, &tm) == NULL ||
+        strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
+        return status;
+    *created = ckpt_arena_strdup(arena, text);
+    return *created != NULL ? CKPT_OK : no_memory(err);
+}
+
+/* ---- parsing --------------------------------------------------------------------------------- */
 
 static ckpt_status parse_hex(const ckpt_json *object, const char *key, bool required, bool *has,
                              uint8_t out[CKPT_SHA256_LEN], ckpt_err *err)

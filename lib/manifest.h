@@ -70,8 +70,10 @@ void ckpt_manifest_release(ckpt_manifest *m);
 char *ckpt_manifest_path(const ckpt_source *src, ckpt_arena *arena);
 /* True if the source is one plain file rather than a directory or an index. */
 bool ckpt_manifest_single(const ckpt_source *src);
-/* "created" for something made from these files; NULL if nothing is known. */
-const char *ckpt_manifest_created(const ckpt_source *src, ckpt_arena *arena);
+/* "created" for something made from these files; NULL if nothing is known. Errors: CKPT_E_IO a file
+ * that cannot be looked at. */
+ckpt_status ckpt_manifest_created(const ckpt_source *src, ckpt_arena *arena, const char **created,
+                                  ckpt_err *err) CKPT_MUST_USE;
 
 /* Index by name, or -1. */
 int64_t ckpt_manifest_find_tensor(const ckpt_manifest *m, const char *name);

@@ -131,6 +131,7 @@ static ckpt_status describe(ckpt_snapshot *s, const ckpt_model *base, ckpt_err *
     m->config = ckpt_json_dup(base->config);
     s->src.container = from->container;
     s->src.path = from->path;
+    s->src.is_dir = from->is_dir;
     s->src.root = from->root;
     s->src.config_kind = from->config_kind;
     s->src.config = ckpt_json_dup(from->config);

@@ -92,6 +92,7 @@ typedef struct ckpt_source {
     ckpt_config_kind config_kind;
     const char
         *prefix;       /* left out of the names of the weights: they are stored under it. Or NULL */
+    bool is_dir;       /* path led to a directory when it was opened */
     int64_t iteration; /* -1 unknown */
     const char **warnings;
     size_t n_warnings;
@@ -268,8 +269,9 @@ typedef struct ckpt_container {
     bool mesh_in_config; /* is read by the parallel sizes that its configuration states */
     /* Container in whose form it presents its objects; NULL: a form of its own. */
     const char *objects;
-    /* 0 no, 1 possible, 2 certain. */
-    int (*probe)(const ckpt_probe *probe);
+    /* *score (0 before): 0 no, 1 possible, 2 certain. What does not parse is none of it; only what
+     * cannot be read is an error (CKPT_E_IO, CKPT_E_NOMEM), as it must not pass for absent. */
+    ckpt_status (*probe)(const ckpt_probe *probe, int *score, ckpt_err *err);
     /* Validate headers and fill src (zeroed, path set). Reads no tensor data. */
     ckpt_status (*open)(ckpt_source *src, const ckpt_open_opts *opts, ckpt_err *err);
     bool own_cuts; /* `cut` decides about every tensor: a layout need not know of meshes */

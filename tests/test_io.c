@@ -198,6 +198,37 @@ START_TEST(path_helpers_follow_their_contract)
 }
 END_TEST
 
+START_TEST(look_tells_absence_from_failure)
+{
+    ckpt_err err = {0};
+    ckpt_entry what;
+    put("f", "");
+    ck_assert_int_eq(ckpt_look(at("f"), &what, &err), CKPT_OK);
+    ck_assert_int_eq(what, CKPT_ENTRY_FILE);
+    ck_assert_int_eq(ckpt_look(at("."), &what, &err), CKPT_OK);
+    ck_assert_int_eq(what, CKPT_ENTRY_DIR);
+    ck_assert_int_eq(ckpt_look(at("absent"), &what, &err), CKPT_OK);
+    ck_assert_int_eq(what, CKPT_ENTRY_NONE);
+    ck_assert_int_eq(ckpt_look(at("f/below"), &what, &err), CKPT_OK);
+    ck_assert_int_eq(what, CKPT_ENTRY_NONE);
+    ck_assert_int_eq(symlink("loop", at("loop")), 0);
+    ck_assert_int_eq(ckpt_look(at("loop"), &what, &err), CKPT_E_IO);
+    ck_assert_ptr_nonnull(strstr(err.text, "loop: Too many levels of symbolic links"));
+}
+END_TEST
+
+START_TEST(only_faults_pass_on)
+{
+    ckpt_err text = {.code = CKPT_E_IO, .text = "disk"}, err = {0};
+    ck_assert_int_eq(ckpt_only_faults(CKPT_OK, &text, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_only_faults(CKPT_E_FORMAT, &text, &err), CKPT_OK);
+    ck_assert_str_eq(err.text, "");
+    ck_assert_int_eq(ckpt_only_faults(CKPT_E_IO, &text, NULL), CKPT_E_IO);
+    ck_assert_int_eq(ckpt_only_faults(CKPT_E_IO, &text, &err), CKPT_E_IO);
+    ck_assert_str_eq(err.text, "disk");
+}
+END_TEST
+
 START_TEST(mkdirs_makes_missing_levels)
 {
     ckpt_err err = {0};
@@ -451,6 +482,8 @@ Suite *suite_io(void)
     tcase_add_test(t, read_file_above_limit_is_refused);
     tcase_add_test(t, list_dir_is_sorted_bytewise);
     tcase_add_test(t, path_helpers_follow_their_contract);
+    tcase_add_test(t, look_tells_absence_from_failure);
+    tcase_add_test(t, only_faults_pass_on);
     tcase_add_test(t, mkdirs_makes_missing_levels);
     tcase_add_test(t, remove_tree_does_not_follow_links);
     tcase_add_test(t, commit_directory_appears_only_when_finished);

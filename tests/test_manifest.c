@@ -185,6 +185,13 @@ START_TEST(manifest_truncated_anywhere_is_refused)
 }
 END_TEST
 
+static const char *created_of(const ckpt_source *src, ckpt_arena *arena)
+{
+    const char *created;
+    ck_assert_int_eq(ckpt_manifest_created(src, arena, &created, NULL), CKPT_OK);
+    return created;
+}
+
 START_TEST(manifest_created_follows_source_date_epoch_and_mtime)
 {
     ckpt_arena arena = {0};
@@ -196,13 +203,21 @@ START_TEST(manifest_created_follows_source_date_epoch_and_mtime)
     ckpt_file file = {.name = "f", .path = path};
     ckpt_source src = {.files = &file, .n_files = 1};
     unsetenv("SOURCE_DATE_EPOCH");
-    ck_assert_str_eq(ckpt_manifest_created(&src, &arena), "1970-01-02T00:00:00Z");
+    ck_assert_str_eq(created_of(&src, &arena), "1970-01-02T00:00:00Z");
     setenv("SOURCE_DATE_EPOCH", "1700000000", 1);
-    ck_assert_str_eq(ckpt_manifest_created(&src, &arena), "2023-11-14T22:13:20Z");
+    ck_assert_str_eq(created_of(&src, &arena), "2023-11-14T22:13:20Z");
     setenv("SOURCE_DATE_EPOCH", "yesterday", 1);
-    ck_assert_str_eq(ckpt_manifest_created(&src, &arena), "1970-01-02T00:00:00Z");
+    ck_assert_str_eq(created_of(&src, &arena), "1970-01-02T00:00:00Z");
     file.path = "/nowhere/at/all";
-    ck_assert_ptr_null(ckpt_manifest_created(&src, &arena));
+    ck_assert_ptr_null(created_of(&src, &arena));
+    char loop[sizeof path + 2];
+    ckpt_err err = {0};
+    const char *created;
+    (void)snprintf(loop, sizeof loop, "%s.l", path);
+    ck_assert_int_eq(symlink(loop, loop), 0);
+    file.path = loop; /* is there, and cannot be looked at */
+    ck_assert_int_eq(ckpt_manifest_created(&src, &arena, &created, &err), CKPT_E_IO);
+    unlink(loop);
     ckpt_arena_free(&arena);
     close(fd);
     unlink(path);
@@ -214,7 +229,7 @@ START_TEST(manifest_path_depends_on_what_was_opened)
     ckpt_arena arena = {0};
     ckpt_source file = {.path = "x/m.safetensors", .root = "x"};
     ckpt_source index = {.path = "x/model.safetensors.index.json", .root = "x"};
-    ckpt_source dir = {.path = "/", .root = "/iter_0000001"};
+    ckpt_source dir = {.path = "/", .is_dir = true, .root = "/iter_0000001"};
     ck_assert_str_eq(ckpt_manifest_path(&file, &arena), "x/m.safetensors.ckpt.manifest.json");
     ck_assert_str_eq(ckpt_manifest_path(&index, &arena), "x/ckpt.manifest.json");
     ck_assert_str_eq(ckpt_manifest_path(&dir, &arena), "/iter_0000001/ckpt.manifest.json");

@@ -123,7 +123,11 @@ static ckpt_status check_options(const conversion *c, ckpt_err *err)
     if (named != NULL && o->to != TO_DEFAULT && strcmp(named, to_names[o->to]) != 0)
         return ckpt_fail(err, CKPT_E_USAGE, "%s: --to %s, and the name is that of a %s file",
                          c->dst_path, to_names[o->to], named);
-    if (o->to == TO_HDF5 && ckpt_is_dir(c->dst_path))
+    ckpt_entry there;
+    ckpt_status status = ckpt_look(c->dst_path, &there, err);
+    if (status != CKPT_OK)
+        return status;
+    if (o->to == TO_HDF5 && there == CKPT_ENTRY_DIR)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "%s: --to hdf5 writes one file, and this is a directory", c->dst_path);
     return ckpt_convert_target(c->dst_path, o->force, err);
@@ -434,7 +438,7 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     m->n_lossy = c->report.lossy.n;
     m->has_source_root = c->result.has_source_root;
     m->mesh = c->plan_opts.mesh;
-    m->created = ckpt_manifest_created(&c->src, &m->arena);
+    CKPT_CHECK(ckpt_manifest_created(&c->src, &m->arena, &m->created, err));
     CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->model, from_group,
                                   c->plan_opts.single_file && !holds_config(c) ? NULL : to_group,
                                   err));

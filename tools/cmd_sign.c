@@ -2,6 +2,7 @@
 #include "io.h"
 #include "statement.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -51,9 +52,15 @@ static ckpt_status find_root(ckpt_statement *s, const char *model, ckpt_err *err
     const char *path = ckpt_path_join(&s->arena, model, CKPT_MANIFEST_NAME);
     if (path == NULL)
         return ckpt_tool_no_memory(err);
-    if (!ckpt_is_dir(model) || !ckpt_exists(path))
-        return CKPT_OK;
-    ckpt_status status = ckpt_manifest_read(path, &m, err);
+    ckpt_entry what; /* beside a single file lies no manifest of its own name */
+    ckpt_status status = ckpt_look(model, &what, err);
+    if (status == CKPT_OK && what == CKPT_ENTRY_DIR)
+        status = ckpt_look(path, &what, err);
+    else
+        what = CKPT_ENTRY_NONE;
+    if (status != CKPT_OK || what == CKPT_ENTRY_NONE)
+        return status;
+    status = ckpt_manifest_read(path, &m, err);
     if (status == CKPT_OK) {
         ckpt_hex(m.root, hex);
         s->root = ckpt_arena_strdup(&s->arena, hex);
@@ -100,8 +107,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
 {
     const sign_opts *o = opts;
     const char *model = tool->operands.items[0];
-    const char *file =
-        o->signature != NULL ? o->signature : ckpt_signature_path(&tool->arena, model);
+    const char *file = o->signature;
     const char *name = model_name(&tool->arena, model);
     ckpt_statement s = {.allow_symlinks = o->allow_symlinks};
     ckpt_buf payload = {0}, sig = {0}, bundle = {0};
@@ -110,10 +116,14 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     struct stat st;
     if (o->key == NULL)
         return ckpt_fail(err, CKPT_E_USAGE, "--key FILE is missing");
-    if (file == NULL || name == NULL)
+    if (name == NULL)
         return ckpt_tool_no_memory(err);
+    if (file == NULL)
+        CKPT_CHECK(ckpt_signature_path(&tool->arena, model, &file, err));
     if (!o->force && lstat(file, &st) == 0)
         return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", file);
+    if (!o->force && errno != ENOENT && errno != ENOTDIR)
+        return ckpt_fail_errno(err, errno, "%s", file);
     CKPT_CHECK(ignore_usual(&s, model, file, o, err));
     CKPT_CHECK(ckpt_statement_list(&s, model, err));
     for (size_t i = 0; i < s.n_files; i++)

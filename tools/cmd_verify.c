@@ -1,6 +1,7 @@
 /* ckpt verify: is a checkpoint whole, is it what its manifest says, does it equal another? */
 #include "verify.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,7 +115,7 @@ int64_t ckpt_verify_source_file(const verification *v, const char *name)
     return -1;
 }
 
-static void check_manifest_files(verification *v)
+static ckpt_status check_manifest_files(verification *v, ckpt_err *err)
 {
     for (size_t i = 0; i < v->manifest.n_files; i++) {
         const ckpt_manifest_file *f = &v->manifest.files[i];
@@ -122,12 +123,15 @@ static void check_manifest_files(verification *v)
         char *path = ckpt_verify_path(v, f);
         if (path == NULL)
             v->failed_memory = true;
-        else if (stat(path, &st) != 0)
+        else if (stat(path, &st) != 0) {
+            if (errno != ENOENT && errno != ENOTDIR)
+                return ckpt_fail_errno(err, errno, "%s", path);
             ckpt_verify_problem(v, "%s: in the manifest but missing", f->name);
-        else if ((uint64_t)st.st_size != f->size)
+        } else if ((uint64_t)st.st_size != f->size)
             ckpt_verify_problem(v, "%s: %llu bytes, the manifest says %llu", f->name,
                                 (unsigned long long)st.st_size, (unsigned long long)f->size);
     }
+    return CKPT_OK;
 }
 
 static bool looks_like_data(const char *name)
@@ -234,11 +238,12 @@ static ckpt_status check_structure(verification *v, ckpt_err *err)
         ckpt_verify_warning(v, "%s", v->src.warnings[i]);
     for (size_t i = 0; i < v->model.n_notes; i++)
         ckpt_verify_warning(v, "%s", v->model.notes[i]);
-    if (v->has_manifest && !replacing(v))
-        check_manifest_files(v);
     ckpt_tied tied = CKPT_TIED_NO_QUESTION;
+    ckpt_status status = v->has_manifest && !replacing(v) ? check_manifest_files(v, err) : CKPT_OK;
+    if (status != CKPT_OK)
+        return status;
     if (!v->part) {
-        ckpt_status status = ckpt_model_tied(&v->model, &tied, err);
+        status = ckpt_model_tied(&v->model, &tied, err);
         if (status == CKPT_OK)
             status = check_copies(v, err);
         if (status == CKPT_OK)

@@ -28,8 +28,13 @@ static ckpt_status refuse_part(ckpt_tool *tool, const char *path, ckpt_err *err)
     char *beside = dir != NULL ? ckpt_path_join(&tool->arena, dir, ".metadata") : NULL;
     if (beside == NULL)
         return ckpt_tool_no_memory(err);
-    if (ckpt_is_dir(path) || !ckpt_exists(path) || !ckpt_exists(beside))
-        return CKPT_OK;
+    ckpt_entry what;
+    ckpt_status status = ckpt_look(path, &what, err);
+    if (status != CKPT_OK || what != CKPT_ENTRY_FILE)
+        return status;
+    status = ckpt_look(beside, &what, err);
+    if (status != CKPT_OK || what == CKPT_ENTRY_NONE)
+        return status;
     return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                      "%s: one file of a torch_dist checkpoint; open its directory, %s", path, dir);
 }

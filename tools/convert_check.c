@@ -117,6 +117,8 @@ ckpt_status ckpt_convert_target(const char *dst, bool force, ckpt_err *err)
     size_t n = (size_t)(base - dst);
     if (!force && lstat(dst, &st) == 0)
         return ckpt_fail(err, CKPT_E_USAGE, "%s: exists; --force replaces it", dst);
+    if (!force && errno != ENOENT && errno != ENOTDIR)
+        return ckpt_fail_errno(err, errno, "%s", dst);
     if (n >= sizeof parent)
         return ckpt_fail_errno(err, ENAMETOOLONG, "%s", dst);
     while (n > 1 && dst[n - 1] == '/')

@@ -115,7 +115,9 @@ ckpt_status ckpt_sidecars_collect(ckpt_sidecars *list, const ckpt_source *src,
         char *dir = ckpt_path_join(&list->arena, src->root, "tokenizer");
         if (dir == NULL)
             return no_memory(err);
-        if (ckpt_is_dir(dir))
+        ckpt_entry what;
+        CKPT_CHECK(ckpt_look(dir, &what, err));
+        if (what == CKPT_ENTRY_DIR)
             CKPT_CHECK(collect_dir(list, dir, true, err));
         CKPT_CHECK(collect_carried(list, old, err));
     } else {

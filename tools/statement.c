@@ -11,10 +11,16 @@
 #define STATEMENT "https://in-toto.io/Statement/v1"
 #define DEPTH_MAX 64
 
-char *ckpt_signature_path(ckpt_arena *arena, const char *model)
+ckpt_status ckpt_signature_path(ckpt_arena *arena, const char *model, const char **path,
+                                ckpt_err *err)
 {
-    return ckpt_is_dir(model) ? ckpt_path_join(arena, model, CKPT_SIGNATURE_NAME)
-                              : ckpt_arena_printf(arena, "%s" CKPT_SIGNATURE_SUFFIX, model);
+    ckpt_entry what;
+    ckpt_status status = ckpt_look(model, &what, err);
+    if (status != CKPT_OK)
+        return status;
+    *path = what == CKPT_ENTRY_DIR ? ckpt_path_join(arena, model, CKPT_SIGNATURE_NAME)
+                                   : ckpt_arena_printf(arena, "%s" CKPT_SIGNATURE_SUFFIX, model);
+    return *path != NULL ? CKPT_OK : ckpt_tool_no_memory(err);
 }
 
 /* ---- files ------------------------------------------------------------------------------------- */
@@ -121,7 +127,10 @@ static int by_parts(const void *x, const void *y)
 
 ckpt_status ckpt_statement_list(ckpt_statement *s, const char *model, ckpt_err *err)
 {
-    ckpt_status status = ckpt_is_dir(model) ? walk(s, model, "", 0, err) : add(s, ".", err);
+    ckpt_entry what;
+    ckpt_status status = ckpt_look(model, &what, err);
+    if (status == CKPT_OK)
+        status = what == CKPT_ENTRY_DIR ? walk(s, model, "", 0, err) : add(s, ".", err);
     if (status == CKPT_OK && s->n_files == 0)
         status = ckpt_fail(err, CKPT_E_FORMAT, "%s: no files", model);
     if (status == CKPT_OK)

@@ -34,8 +34,10 @@ typedef struct ckpt_statement {
     const char *root; /* hex, or NULL */
 } ckpt_statement;
 
-/* Where the signature of a model lies unless the user says otherwise; NULL: out of memory. */
-char *ckpt_signature_path(ckpt_arena *arena, const char *model);
+/* Where the signature of a model lies unless the user says otherwise. Errors: CKPT_E_IO a model that
+ * cannot be looked at. */
+ckpt_status ckpt_signature_path(ckpt_arena *arena, const char *model, const char **path,
+                                ckpt_err *err) CKPT_MUST_USE;
 /* Name every file below `model` (or ".", if it is one file) except the ignored ones. Digests are not
  * computed. Errors: CKPT_E_IO; CKPT_E_UNSUPPORTED a symbolic link or a special file. */
 ckpt_status ckpt_statement_list(ckpt_statement *s, const char *model, ckpt_err *err) CKPT_MUST_USE;

@@ -342,12 +342,15 @@ static ckpt_status read_config(ckpt_source *src, const char *path, ckpt_err *err
     ckpt_status status;
     ckpt_buf text = {0};
     const char *file = path;
-    if (ckpt_is_dir(path))
+    ckpt_entry what;
+    CKPT_CHECK(ckpt_look(path, &what, err));
+    src->is_dir = what == CKPT_ENTRY_DIR;
+    if (src->is_dir)
         file = ckpt_path_join(&src->arena, path, "config.json");
     src->path = ckpt_arena_strdup(&src->arena, path);
     if (file == NULL || src->path == NULL)
         return no_memory(err);
-    src->root = ckpt_is_dir(path)
+    src->root = src->is_dir
                     ? src->path
                     : ckpt_arena_strndup(&src->arena, path, (size_t)(ckpt_basename(path) - path));
     if (src->root == NULL)

@@ -55,12 +55,21 @@ done:
 }
 
 /* What --against names, if that is a manifest and no checkpoint. */
-static bool read_other(const verification *v, ckpt_manifest *other)
+static ckpt_status read_other(const verification *v, ckpt_manifest *other, bool *is_manifest,
+                              ckpt_err *err)
 {
     size_t n = strlen(v->o->against);
-    bool json = n > 5 && strcmp(v->o->against + n - 5, ".json") == 0;
-    return json && !ckpt_is_dir(v->o->against) &&
-           ckpt_manifest_read(v->o->against, other, NULL) == CKPT_OK;
+    ckpt_entry what;
+    *is_manifest = false;
+    if (n <= 5 || strcmp(v->o->against + n - 5, ".json") != 0)
+        return CKPT_OK;
+    ckpt_status status = ckpt_look(v->o->against, &what, err);
+    if (status != CKPT_OK || what != CKPT_ENTRY_FILE)
+        return status;
+    ckpt_err text;
+    status = ckpt_manifest_read(v->o->against, other, &text);
+    *is_manifest = status == CKPT_OK;
+    return ckpt_only_faults(status, &text, err);
 }
 
 ckpt_status ckpt_verify_look_at_other(verification *v, ckpt_err *err)
@@ -68,9 +77,12 @@ ckpt_status ckpt_verify_look_at_other(verification *v, ckpt_err *err)
     ckpt_manifest other = {0};
     ckpt_source src = {0};
     ckpt_status status = CKPT_OK;
-    if (v->o->against == NULL || read_other(v, &other)) {
+    bool manifest = false;
+    if (v->o->against != NULL)
+        status = read_other(v, &other, &manifest, err);
+    if (v->o->against == NULL || manifest || status != CKPT_OK) {
         ckpt_manifest_release(&other);
-        return CKPT_OK;
+        return status;
     }
     status = ckpt_tool_open(v->tool, &src, v->o->against, -1, err);
     ckpt_source_close(&src);
@@ -120,10 +132,9 @@ ckpt_status ckpt_verify_against(verification *v, ckpt_err *err)
     ckpt_manifest other = {0};
     ckpt_source src = {0};
     ckpt_model model = {0};
-    bool manifest = read_other(v, &other);
-    if (manifest)
-        status = CKPT_OK;
-    else
+    bool manifest;
+    status = read_other(v, &other, &manifest, err);
+    if (status == CKPT_OK && !manifest)
         status = digest_other(v, &src, &model, &other, err);
     if (status == CKPT_OK)
         status = compare_in_form(v, &other, manifest && ckpt_tool_is_fp8(&other), err);
@@ -253,7 +264,7 @@ ckpt_status ckpt_verify_write(verification *v, ckpt_err *err)
     if (path == NULL)
         return ckpt_tool_no_memory(err);
     CKPT_CHECK(ckpt_manifest_of_model(&m, &v->model, v->tensors, v->files, v->root, err));
-    m.created = ckpt_manifest_created(&v->src, &m.arena);
+    CKPT_CHECK(ckpt_manifest_created(&v->src, &m.arena, &m.created, err));
     if (v->has_manifest) { /* what was carried along stays */
         m.foreign = ckpt_json_dup(v->manifest.foreign);
         m.lossy = v->manifest.lossy;

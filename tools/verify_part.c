@@ -12,7 +12,7 @@ static char *beside(verification *v, const char *name)
 }
 
 /* The first tensors of a block may be all that a file holds of it: only the configuration tells its
- * kind then. One that cannot be read leaves the names to the tensors. */
+ * kind then. One that does not parse leaves the names to the tensors. */
 static ckpt_status load_config(verification *v, const ckpt_layout *layout, ckpt_err *err)
 {
     enum { LIMIT = 16 << 20 };
@@ -24,13 +24,19 @@ static ckpt_status load_config(verification *v, const ckpt_layout *layout, ckpt_
     char *path = beside(v, hf ? "config.json" : "megatron_args.json");
     if (path == NULL)
         return ckpt_tool_no_memory(err);
-    if (ckpt_exists(path) && ckpt_read_file(path, LIMIT, &text, NULL) == CKPT_OK &&
-        ckpt_json_parse((const char *)text.data, text.len, &config, NULL) == CKPT_OK) {
+    ckpt_entry what;
+    ckpt_err why;
+    ckpt_status status = ckpt_look(path, &what, &why);
+    if (status == CKPT_OK && what == CKPT_ENTRY_FILE)
+        status = ckpt_read_file(path, LIMIT, &text, &why);
+    if (status == CKPT_OK && what == CKPT_ENTRY_FILE)
+        status = ckpt_json_parse((const char *)text.data, text.len, &config, &why);
+    if (config != NULL) {
         v->src.config = config;
         v->src.config_kind = layout->config_kind;
     }
     ckpt_buf_release(&text);
-    return CKPT_OK;
+    return ckpt_only_faults(status, &why, err);
 }
 
 /* The manifest of the directory that holds the one file of the source. */
@@ -75,8 +81,12 @@ ckpt_status ckpt_verify_part(verification *v, ckpt_err *err)
     char *own = ckpt_manifest_path(&v->src, &v->tool->arena);
     if (own == NULL)
         return ckpt_tool_no_memory(err);
-    if (v->o->write || ckpt_exists(own))
+    if (v->o->write)
         return CKPT_OK;
+    ckpt_entry what;
+    CKPT_CHECK(ckpt_look(own, &what, err));
+    if (what != CKPT_ENTRY_NONE)
+        goto done;
     CKPT_CHECK(load(v, &at, err));
     if (at < 0) {
         ckpt_manifest_release(&v->manifest);

@@ -98,10 +98,9 @@ ckpt_status ckpt_verify_signature(verification *v, ckpt_err *err)
     ckpt_json *doc = NULL;
     bool good;
     ckpt_status status;
-    const char *file = v->o->signature_file != NULL ? v->o->signature_file
-                                                    : ckpt_signature_path(&v->tool->arena, v->path);
+    const char *file = v->o->signature_file;
     if (file == NULL)
-        return ckpt_tool_no_memory(err);
+        CKPT_CHECK(ckpt_signature_path(&v->tool->arena, v->path, &file, err));
     CKPT_CHECK(ckpt_read_file(file, BUNDLE_MAX, &text, err));
     CKPT_TRY(ckpt_json_parse((const char *)text.data, text.len, &doc, err), "%s", file);
     CKPT_CHECK(open_envelope(v, file, doc, &payload, &good, err));

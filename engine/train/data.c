@@ -58,8 +58,14 @@ static ckpt_status choose_kind(const char *path, ckpt_arena *arena, ckpt_data_ki
     if (idx == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     *kind = CKPT_DATA_BYTES;
+    ckpt_entry own, index;
+    ckpt_status status = ckpt_look(path, &own, err);
+    if (status == CKPT_OK)
+        status = ckpt_look(idx, &index, err);
+    if (status != CKPT_OK)
+        return status;
     if (ends_in(path, ".idx") ||
-        ((ends_in(path, ".bin") || !ckpt_exists(path)) && ckpt_exists(idx)))
+        ((ends_in(path, ".bin") || own == CKPT_ENTRY_NONE) && index != CKPT_ENTRY_NONE))
         *kind = CKPT_DATA_INDEXED;
     else if (ends_in(path, ".bin"))
         return ckpt_fail(err, CKPT_E_USAGE,

@@ -23,6 +23,15 @@ printf '{"weight_map":{"a":"%s"}}' $shard >ix/model.safetensors.index.json
 mv ix/$shard blob; ln -s ../blob ix/$shard; rc 0 verify ix
 ln -sf /dev/zero ix/$shard; rc 5 verify ix; one_line; err "ix/$shard: expected a regular file, found a device"
 ln -sf loop ix/loop; ln -sf loop ix/$shard; rc 5 verify ix; one_line; err 'Too many levels of symbolic links'
+# what cannot be looked at is not taken for absent, wherever a save root is searched
+for name in .metadata metadata.json mp_rank_00; do
+    rm -rf root; mkdir -p root/iter_0000001; ln -s $name root/iter_0000001/$name
+    for tracker in '' 1; do
+        [ -z "$tracker" ] || echo "$tracker" >root/latest_checkpointed_iteration.txt
+        rc 5 verify root; one_line; err "iter_0000001/$name: Too many levels of symbolic links"
+        rc 5 convert root out; one_line; absent out
+    done
+done
 # a terminal is not written to by names
 st ctl.safetensors '{"a\u001b[31mred\u0007\u009b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}' 1
 rc 0 inspect ctl.safetensors; out 'a\\x1b\[31mred\\x07'
