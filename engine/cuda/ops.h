@@ -19,6 +19,7 @@
 #define CKPT_CUDA_OPS_H
 
 #include "kda.h"
+#include "train/elementwise.h"
 
 #include <stdbool.h>
 
@@ -116,6 +117,79 @@ ckpt_status ckpt_cuda_relu2(const ckpt_cuda *c, int64_t n, const void *x, void *
                             ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_cuda_relu2_bwd(const ckpt_cuda *c, int64_t n, const void *x, const void *dy,
                                 void *dx, ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- vocabulary (ops_vocab.cu) -------------------------------------------------------------- */
+
+/* y [T, H] E = rows lo .. lo + n - 1 of the vocabulary, table [n, H] E; other ids give zeros (and no
+ * gradient), so a whole table with checked ids is lo = 0. ids [T]. */
+ckpt_status ckpt_cuda_embed(const ckpt_cuda *c, int64_t T, int64_t lo, int64_t n, int64_t H,
+                            const int32_t *ids, const void *table, void *y,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* dtable [n, H] f32 += dy E, tokens of an id in order: the engine's sum. */
+ckpt_status ckpt_cuda_embed_bwd(const ckpt_cuda *c, int64_t T, int64_t lo, int64_t n, int64_t H,
+                                const int32_t *ids, const void *dy, float *dtable,
+                                ckpt_err *err) CKPT_MUST_USE;
+/* logits, dlogits [T, V] E; loss, weight [T]; label < 0 = no loss. dlogits may be logits, or NULL, and
+ * weight is then not read. */
+ckpt_status ckpt_cuda_xent(const ckpt_cuda *c, int64_t T, int64_t V, const void *logits,
+                           const int32_t *labels, const float *weight, float *loss, void *dlogits,
+                           ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- optimizer (ops_optim.cu): the CPU's bits ----------------------------------------------- */
+
+/* n elements of f32 w, m, v, g; bits [n] or NULL: w as bf16. */
+ckpt_status ckpt_cuda_adamw(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scalars *k, float *w,
+                            float *m, float *v, const float *g, uint16_t *bits,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* sums: a double for each CKPT_OPTIM_CHUNK elements of one whole parameter (ckpt_optim_sumsq). */
+ckpt_status ckpt_cuda_sumsq(const ckpt_cuda *c, int64_t n, const float *g, double *sums,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* *norm, on the device: the root of the sum of n sums, in order. */
+ckpt_status ckpt_cuda_norm(const ckpt_cuda *c, int64_t n, const double *sums, double *norm,
+                           ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- rotary embedding (ops_optim.cu) -------------------------------------------------------- */
+
+/* Rotate the first dim (at most 512) channels of x [T, heads, ..] E in place; cos, sin [T, dim / 2]. */
+ckpt_status ckpt_cuda_rope(const ckpt_cuda *c, int64_t dim, bool interleaved, int64_t T,
+                           int64_t heads, void *x, int64_t ldx, int64_t ldh, const float *cos,
+                           const float *sin, bool inverse, ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- mixture of experts (ops_moe.cu) -------------------------------------------------------- */
+
+/* ckpt_eng_moe's router; E at most 1024. */
+typedef struct ckpt_cuda_route {
+    int64_t E, top_k, groups, group_top_k, group_best;
+    bool softmax, normalize;
+    float scale;
+} ckpt_cuda_route;
+
+/* From logits [T, E] f32: score [T, E], lse [T], chosen [T, top_k], weight [T, top_k], total [T]. bias
+ * [E] or NULL. */
+ckpt_status ckpt_cuda_router(const ckpt_cuda *c, const ckpt_cuda_route *r, int64_t T,
+                             const float *logit, const float *bias, float *score, float *lse,
+                             int32_t *chosen, float *weight, float *total,
+                             ckpt_err *err) CKPT_MUST_USE;
+/* dlogit [T, E] written. balance [E + 1] or NULL: `first` of the order of a choice without bias and
+ * groups; aux = aux_scale aux_coef E / (top_k T^2), z = aux_scale 2 z_coef / T. */
+ckpt_status ckpt_cuda_router_bwd(const ckpt_cuda *c, const ckpt_cuda_route *r, int64_t T,
+                                 const float *logit, const float *score, const float *lse,
+                                 const int32_t *chosen, const float *total, const float *dweight,
+                                 const int64_t *balance, double aux, double z, float *dlogit,
+                                 ckpt_err *err) CKPT_MUST_USE;
+/* Rows of n = T top_k slots in expert order, tokens ascending: first [E + 1], row_of, slot_of [n].
+ * work: E columns. */
+ckpt_status ckpt_cuda_order(const ckpt_cuda *c, int64_t E, int64_t n, const int32_t *chosen,
+                            int64_t *first, int32_t *row_of, int32_t *slot_of,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* y [n, H] E: row r is token slot_of[r] / k of x. Inputs of the experts; backward, combine's. */
+ckpt_status ckpt_cuda_dispatch(const ckpt_cuda *c, int64_t n, int64_t H, int64_t k,
+                               const int32_t *slot_of, const void *x, void *y,
+                               ckpt_err *err) CKPT_MUST_USE;
+/* y [T, H] E = or += the sum of a token's k rows of x. Outputs; backward, dispatch's. */
+ckpt_status ckpt_cuda_combine(const ckpt_cuda *c, int64_t T, int64_t H, int64_t k,
+                              const int32_t *row_of, const void *x, bool add, void *y,
+                              ckpt_err *err) CKPT_MUST_USE;
 
 #pragma GCC visibility pop
 

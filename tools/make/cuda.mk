@@ -6,12 +6,15 @@
 NVCC_ARCH   ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=[sm_80,compute_80]
 NVCC_FLAGS  := -std=c++17 -O3 -lineinfo -Ilib -Iengine -Xcompiler -fPIC,-fvisibility=hidden
 CU_SRC      := $(sort $(wildcard engine/cuda/*.cu))
-CU_DEP      := $(wildcard engine/cuda/*.cuh engine/cuda/*.h) lib/err.h
+CU_DEP      := $(wildcard engine/cuda/*.cuh engine/cuda/*.h) engine/train/elementwise.h lib/err.h
 CU_OBJ      := $(patsubst %.cu,$(BUILD)/%.cu.o,$(CU_SRC))
 EMU_OBJ     := $(patsubst %.cu,$(BUILD)/%.emu.o,$(CU_SRC))
 CXX         ?= g++
 
-.PHONY: cuda cuda-compile kda_gpu
+# The optimizer gives the CPU's bits: no contraction, subnormals flushed to zero.
+%/ops_optim.cu.o %/ops_optim.sm90.o: NVCC_FLAGS += -fmad=false -ftz=true
+
+.PHONY: cuda cuda-compile kda_gpu ops_gpu
 # make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc, without linking
 cuda-compile: $(patsubst %.cu,$(BUILD)/%.sm90.o,$(CU_SRC))
 	@echo "cuda-compile: $(words $(CU_SRC)) files"
@@ -39,16 +42,20 @@ $(BUILD)/lib/err.pic.o: lib/err.c $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(WARN) -fPIC -c -o $@ $<
 
-# make kda_gpu         $(BUILD)/kda_gpu, parity and times on a card (tests/gpu/run.sh)
+# make kda_gpu         $(BUILD)/kda_gpu, parity and times of the recurrence on a card (tests/gpu/run.sh)
+# make ops_gpu         $(BUILD)/ops_gpu, the same of the pointwise and row operations
 kda_gpu: $(BUILD)/kda_gpu
-$(BUILD)/kda_gpu: $(BUILD)/tests/gpu/kda_gpu.o $(CU_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+ops_gpu: $(BUILD)/ops_gpu
+$(BUILD)/kda_gpu $(BUILD)/ops_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
+                                   $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(NVCC) -cudart static -Xcompiler "$(OPENMP)" -o $@ $^ $(PKG_LIBS) $(BLAS_LIBS) -lm
-$(BUILD)/tests/gpu/kda_gpu.o: CPPFLAGS += -isystem $(dir $(NVCC))../include
+$(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o: \
+    CPPFLAGS += -isystem $(dir $(NVCC))../include
 
 # Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
 $(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h
 	$(call say,CXX,$< emulated)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CXX) -std=c++17 -O1 -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra \
+	$(Q)$(CXX) -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra \
 	    -Wno-unknown-pragmas -DCKPT_CUDA_EMULATE='"emulate.h"' -Ilib -Iengine -Itests/gpu -x c++ -c -o $@ $<
