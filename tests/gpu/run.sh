@@ -2,6 +2,7 @@
 # The KDA kernels on a card: parity, sanitizers, times, FLA beside them where Python has it.
 #
 #   tests/gpu/run.sh PROGRAM [PART...]     PROGRAM: build/kda_gpu of `make kda_gpu`
+#   tests/gpu/run.sh build/ops_gpu ops     the pointwise and row operations, of `make ops_gpu`
 #
 # Parts: parity memcheck racecheck initcheck times profile fla; all by default. FLA's wheels are looked
 # for in the directory $WHEELS. Exit 1 when a part failed; a part that cannot run says so.
@@ -50,6 +51,12 @@ for part in "${parts[@]}"; do
         ;;
     times) times ;;
     profile) if command -v ncu >/dev/null; then profile; else echo "SKIP no ncu"; fi ;;
+    ops)
+        "$program" check && "$program" time &&
+            if command -v compute-sanitizer >/dev/null; then
+                compute-sanitizer --tool memcheck --error-exitcode 1 --print-limit 5 "$program" check
+            else echo "SKIP no compute-sanitizer"; fi
+        ;;
     fla) if python3 -c 'import torch, triton' 2>/dev/null; then fla; else echo "SKIP no torch"; fi ;;
     *)
         echo "unknown part $part"
