@@ -49,14 +49,16 @@ typedef struct ckpt_eng_linattn {
     int64_t D;              /* hidden size */
     int64_t W;              /* conv width */
     int64_t f_rank, z_rank; /* 0 = full rank */
-    double bound;           /* decay gate: 0 = softplus form, < 0 = bounded form */
+    bool key_gates; /* decay and erase gate are of key heads; a group's value heads share them */
+    double bound;   /* decay gate: 0 = softplus form, < 0 = bounded form */
     double erase_scale; /* 0 or 1, or 2 to allow negative eigenvalues; GDN2's w is never scaled */
     ckpt_eng_act act;   /* of the output gate: sigmoid for KDA, SiLU for GDN and GDN2 */
     double eps;         /* output norm */
     double l2_eps;      /* 0 = 1e-6 */
 } ckpt_eng_linattn;
 
-/* DF, the columns of the decay: HV*K, or HV for GDN. */
+/* DF, the columns of the decay: HV*K, or HV for GDN. With key_gates H stands for HV in f, erase, A_log
+ * and dt_bias (Megatron's GDN2). */
 typedef struct ENG(linattn_params) {
     real *q, *k, *v;                /* [H*K, D], [H*K, D], [HV*V, D] */
     real *conv_q, *conv_k, *conv_v; /* [channels, W] */
@@ -77,9 +79,9 @@ typedef struct ENG(linattn_saved) {
     real *q, *k, *v;             /* after it; q and k normed */
     real *rq, *rk;               /* reciprocal norms [T, H] */
     real *f_mid, *z_mid;         /* low-rank middles */
-    real *f, *g;                 /* raw decay input, decay */
+    real *f, *g;                 /* raw decay input [T, DF], decay of value heads */
     real *z;                     /* output gate input */
-    real *erase, *write;         /* after the sigmoid */
+    real *erase, *write;         /* after the sigmoid, of value heads */
     real *o, *rstd;              /* recurrence output [T, HV, V], norm statistics [T, HV] */
     real *states;                /* of the recurrence */
     /* A sequence over several ranks (cut.h): what comes before this rank's tokens. NULL without */

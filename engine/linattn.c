@@ -6,21 +6,28 @@
 #include "checked.h"
 #include "linattn_cut.h"
 
+#include <string.h>
+
 typedef struct sizes {
-    int64_t T, D, QK, VD, DF, DE, HV; /* DE: columns of the erase gate */
+    int64_t T, D, QK, VD, HV;
+    int64_t DF, DE; /* columns of the decay and of the erase gate, as they are projected */
+    int64_t HG;     /* heads that they are of; G value heads share one */
+    int64_t G;
 } sizes;
 
 static sizes sizes_of(const ckpt_eng_linattn *b, const ckpt_eng_seq *seq)
 {
     const ckpt_eng_delta *d = &b->delta;
-    const int64_t HK = d->HV * d->K;
+    const int64_t HG = b->key_gates ? d->H : d->HV;
     return (sizes){.T = ckpt_eng_tokens(seq),
                    .D = b->D,
                    .QK = d->H * d->K,
                    .VD = d->HV * d->V,
-                   .DF = d->rule == CKPT_ENG_GDN ? d->HV : HK,
-                   .DE = d->rule == CKPT_ENG_GDN2 ? HK : d->HV,
-                   .HV = d->HV};
+                   .HV = d->HV,
+                   .DF = d->rule == CKPT_ENG_GDN ? HG : HG * d->K,
+                   .DE = d->rule == CKPT_ENG_GDN2 ? HG * d->K : HG,
+                   .HG = HG,
+                   .G = d->HV / HG};
 }
 
 static double l2_eps(const ckpt_eng_linattn *b)
@@ -39,7 +46,7 @@ static ckpt_status check(const ckpt_eng_linattn *b, const ckpt_eng_seq *seq, ckp
     const int64_t limit = (int64_t)1 << 24; /* products of two sizes stay far below 2^63 */
     if (b->D <= 0 || b->D > limit || d->H <= 0 || d->HV <= 0 || d->K <= 0 || d->V <= 0 ||
         d->H > limit || d->HV > limit || d->K > limit || d->V > limit || b->f_rank < 0 ||
-        b->z_rank < 0 || b->f_rank > limit || b->z_rank > limit)
+        b->z_rank < 0 || b->f_rank > limit || b->z_rank > limit || d->HV % d->H != 0)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "linear attention: hidden %lld, heads %lld of %lld and %lld of %lld, "
                          "ranks %lld and %lld",
@@ -75,9 +82,9 @@ ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt
     s->f_mid = rows(e, z.T, b->f_rank);
     s->z_mid = rows(e, z.T, b->z_rank);
     s->f = rows(e, z.T, z.DF);
-    s->g = rows(e, z.T, z.DF);
+    s->g = rows(e, z.T, z.DF * z.G);
     s->z = rows(e, z.T, z.VD);
-    s->erase = rows(e, z.T, z.DE);
+    s->erase = rows(e, z.T, z.DE * z.G);
     s->write = gdn2 ? rows(e, z.T, z.VD) : NULL;
     s->o = rows(e, z.T, z.VD);
     s->rstd = rows(e, z.T, z.HV);
@@ -190,6 +197,30 @@ done:
     return status;
 }
 
+/* [T, HG, n] -> [T, HG, G, n] where it lies, each head G times. From the end: what is written never lies
+ * before what is still to be read. */
+static void repeat_heads(const ckpt_eng *e, const sizes *z, int64_t n, real *x)
+{
+    if (e->dry || z->G == 1)
+        return;
+    for (int64_t i = z->T * z->HG * z->G - 1; i > 0; i--)
+        memmove(x + i * n, x + i / z->G * n, (size_t)n * sizeof *x);
+}
+
+/* Its adjoint: the sums of each G heads. */
+static void sum_heads(const ckpt_eng *e, const sizes *z, int64_t n, real *x)
+{
+    if (e->dry || z->G == 1)
+        return;
+    for (int64_t i = 0; i < z->T * z->HG; i++)
+        for (int64_t c = 0; c < n; c++) {
+            real sum = 0;
+            for (int64_t k = 0; k < z->G; k++)
+                sum += x[(i * z->G + k) * n + c];
+            x[i * n + c] = sum;
+        }
+}
+
 static ckpt_status forward_gates(ckpt_eng *e, const ckpt_eng_linattn *b, const sizes *z,
                                  const ENG(linattn_params) * p, const real *x,
                                  const ENG(linattn_saved) * s, ckpt_err *err)
@@ -198,10 +229,12 @@ static ckpt_status forward_gates(ckpt_eng *e, const ckpt_eng_linattn *b, const s
     ckpt_status status;
     CKPT_CHECK(branch_forward(e, &f, x, s->f, err));
     CKPT_CHECK(
-        ENG(gate)(e, z->T, z->HV, z->DF / z->HV, s->f, p->A_log, p->dt_bias, b->bound, s->g, err));
+        ENG(gate)(e, z->T, z->HG, z->DF / z->HG, s->f, p->A_log, p->dt_bias, b->bound, s->g, err));
+    repeat_heads(e, z, z->DF / z->HG, s->g);
     CKPT_CHECK(branch_forward(e, &gate, x, s->z, err));
     CKPT_CHECK(project(e, z, x, p->erase, z->DE, s->erase, err));
     CKPT_CHECK(ENG(sigmoid)(e, z->T * z->DE, erase_scale(b), s->erase, s->erase, err));
+    repeat_heads(e, z, z->DE / z->HG, s->erase);
     if (s->write) {
         CKPT_CHECK(project(e, z, x, p->write, z->VD, s->write, err));
         CKPT_CHECK(ENG(sigmoid)(e, z->T * z->VD, 1, s->write, s->write, err));
@@ -334,6 +367,31 @@ done:
     return status;
 }
 
+/* The erase gate back to x: the gradient of every value head's is summed into that of its gate. */
+static ckpt_status backward_erase(ckpt_eng *e, const ckpt_eng_linattn *b, const sizes *z,
+                                  const ENG(linattn_params) * p, const ENG(linattn_saved) * s,
+                                  const real *x, const ENG(linattn_params) * g, work *w, real *dx,
+                                  ckpt_err *err)
+{
+    const int64_t n = z->DE / z->HG;
+    const size_t mark = ckpt_eng_mark(e);
+    const real *erase = s->erase;
+    ckpt_status status = CKPT_OK;
+    if (z->G > 1) {
+        real *one = rows(e, z->T, z->DE);
+        CKPT_CHECK(ckpt_eng_check(e, err));
+        for (int64_t i = 0; i < z->T * z->HG && !e->dry; i++)
+            memcpy(one + i * n, s->erase + i * z->G * n, (size_t)n * sizeof *one);
+        sum_heads(e, z, n, w->in.erase);
+        erase = one;
+    }
+    CKPT_CHECK(backward_sigmoid(e, z, z->DE, erase_scale(b), erase, p->erase, x, w->in.erase,
+                                g->erase, dx, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
 static ckpt_status backward_gates(ckpt_eng *e, const ckpt_eng_linattn *b, const sizes *z,
                                   const ENG(linattn_params) * p, const ENG(linattn_saved) * s,
                                   const real *x, const ENG(linattn_params) * g, work *w, real *dx,
@@ -343,12 +401,12 @@ static ckpt_status backward_gates(ckpt_eng *e, const ckpt_eng_linattn *b, const 
     const branch_grads df = {g->f, g->f_a, g->f_b, NULL},
                        dgate = {g->z, g->z_a, g->z_b, p->z_bias ? g->z_bias : NULL};
     ckpt_status status;
-    CKPT_CHECK(ENG(gate_bwd)(e, z->T, z->HV, z->DF / z->HV, s->f, p->A_log, p->dt_bias, b->bound,
+    sum_heads(e, z, z->DF / z->HG, w->in.g);
+    CKPT_CHECK(ENG(gate_bwd)(e, z->T, z->HG, z->DF / z->HG, s->f, p->A_log, p->dt_bias, b->bound,
                              w->in.g, w->in.g, g->A_log, g->dt_bias, err));
     CKPT_CHECK(branch_backward(e, &f, x, w->in.g, &df, dx, err));
     CKPT_CHECK(branch_backward(e, &gate, x, w->dz, &dgate, dx, err));
-    CKPT_CHECK(backward_sigmoid(e, z, z->DE, erase_scale(b), s->erase, p->erase, x, w->in.erase,
-                                g->erase, dx, err));
+    CKPT_CHECK(backward_erase(e, b, z, p, s, x, g, w, dx, err));
     if (s->write)
         CKPT_CHECK(backward_sigmoid(e, z, z->VD, 1, s->write, p->write, x, w->in.write, g->write,
                                     dx, err));
@@ -364,8 +422,8 @@ static ckpt_status take_work(ckpt_eng *e, const sizes *z, bool gdn2, work *w, ck
     w->in = (ENG(delta_grad)){.q = rows(e, z->T, z->QK),
                               .k = rows(e, z->T, z->QK),
                               .v = w->normed, /* done with when the recurrence starts */
-                              .g = rows(e, z->T, z->DF),
-                              .erase = rows(e, z->T, z->DE),
+                              .g = rows(e, z->T, z->DF * z->G),
+                              .erase = rows(e, z->T, z->DE * z->G),
                               .write = gdn2 ? rows(e, z->T, z->VD) : NULL};
     w->dpre = rows(e, z->T, ckpt_max_i64(z->QK, z->VD));
     return ckpt_eng_check(e, err);

@@ -216,8 +216,9 @@ static void slice_linattn(const ckpt_eng_linattn *b, const ckpt_eng_heads *h,
 {
     const ckpt_eng_delta *d = &b->delta;
     int64_t k = h->keys.lo * d->K, hv = h->queries.lo, v = hv * d->V;
-    int64_t f = d->rule == CKPT_ENG_GDN ? hv : hv * d->K;
-    int64_t erase = d->rule == CKPT_ENG_GDN2 ? hv * d->K : hv;
+    int64_t gates = b->key_gates ? h->keys.lo : hv;
+    int64_t f = d->rule == CKPT_ENG_GDN ? gates : gates * d->K;
+    int64_t erase = d->rule == CKPT_ENG_GDN2 ? gates * d->K : gates;
     shift(&p->q, k * b->D);
     shift(&p->k, k * b->D);
     shift(&p->v, v * b->D);
@@ -231,7 +232,7 @@ static void slice_linattn(const ckpt_eng_linattn *b, const ckpt_eng_heads *h,
     shift(&p->z_bias, v);
     shift(&p->erase, erase * b->D);
     shift(&p->write, v * b->D);
-    shift(&p->A_log, hv);
+    shift(&p->A_log, gates);
     shift(&p->dt_bias, f);
 }
 

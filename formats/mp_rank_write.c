@@ -94,8 +94,9 @@ static ckpt_status know(writer *w, const ckpt_out_tensor *t, known *k)
     const ckpt_mesh *mesh = &w->out->mesh;
     if (strncmp(t->name, "optimizer.", 10) == 0)
         return ckpt_fail(w->err, CKPT_E_UNSUPPORTED,
-                         "optimizer state is not written in the torch format; --optimizer drop "
-                         "leaves it out");
+                         "optimizer state is not written to per-rank files, which keep it by a "
+                         "parameter's number among its rank's, and no name says that: torch_dist "
+                         "holds it, --optimizer drop leaves it out");
     if (!ckpt_rank_split(t->name, &k->place))
         return ckpt_fail(w->err, CKPT_E_UNSUPPORTED, "layer number");
     k->stacked = k->place.layer < 0 && k->place.head_len > 0 &&

@@ -381,7 +381,8 @@ static ckpt_status cut_tensor(const ckpt_json *config, const ckpt_mesh *mesh, co
     *ways = mesh->tp;
     if (mesh->pp > 1 || mesh->ep > 1 || mesh->etp != mesh->tp)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "per-rank safetensors are cut over tensor parallelism only");
+                         "per-rank safetensors are cut over tensor parallelism only: the rank in "
+                         "a file's name is the tensor-parallel one");
     if (mesh->tp == 1)
         return CKPT_OK;
     if (s.heads % mesh->tp != 0)
@@ -559,8 +560,8 @@ static ckpt_status size_tensors(writer *w)
         int64_t numel;
         if (t->optimizer)
             return ckpt_fail(w->err, CKPT_E_UNSUPPORTED,
-                             "tensor '%.160s': per-rank safetensors hold weights; --optimizer drop "
-                             "leaves it out",
+                             "tensor '%.160s': what loads per-rank safetensors has no place for "
+                             "optimizer state: torch_dist holds it, --optimizer drop leaves it out",
                              t->name);
         if (!ckpt_numel(t->rank, t->chunks[0].len, &numel) ||
             !ckpt_dtype_bytes(t->dtype, numel, &w->bytes[i]) ||

@@ -337,15 +337,25 @@ static void make_mlp(scene *s, int variant)
     s->backward = mlp_backward;
 }
 
-/* KDA with low ranks, bias and doubled beta; GDN2 and GDN at full rank. */
+/* KDA with low ranks, bias and doubled beta; GDN2 and GDN at full rank; GDN2 with gates of key heads. */
 #define LD 6
 #define LT 19
+static int64_t linattn_heads(const scene *s)
+{
+    return s->variant == 3 ? 2 : 1;
+}
+
 static ckpt_eng_linattn linattn_dims(const scene *s)
 {
-    static const ckpt_eng_rule rules[] = {CKPT_ENG_KDA, CKPT_ENG_GDN2, CKPT_ENG_GDN};
+    static const ckpt_eng_rule rules[] = {CKPT_ENG_KDA, CKPT_ENG_GDN2, CKPT_ENG_GDN, CKPT_ENG_GDN2};
     const bool gdn = s->variant != 0;
     return (ckpt_eng_linattn){
-        .delta = {.rule = rules[s->variant], .H = 1, .HV = 2, .K = KEY, .V = DV},
+        .delta = {.rule = rules[s->variant],
+                  .H = linattn_heads(s),
+                  .HV = 2 * linattn_heads(s),
+                  .K = KEY,
+                  .V = DV},
+        .key_gates = s->variant == 3,
         .D = LD,
         .W = 3,
         .f_rank = gdn ? 0 : 2,
@@ -419,19 +429,21 @@ static void linattn_backward(scene *s)
 static void make_linattn(scene *s, int variant)
 {
     s->variant = variant;
-    const int64_t VD = 2 * DV, HK = variant == 2 ? 2 : 2 * KEY; /* GDN: one decay a head */
+    const int64_t H = linattn_heads(s), QK = H * KEY, VD = 2 * H * DV;
+    const int64_t gates = variant == 3 ? H : 2 * H,
+                  HK = variant == 2 ? gates : gates * KEY; /* GDN: one decay a head */
     add_input(s, "x", LT * LD, -1, 1);
-    add_input(s, "q", KEY * LD, -1, 1);
-    add_input(s, "k", KEY * LD, -1, 1);
+    add_input(s, "q", QK * LD, -1, 1);
+    add_input(s, "k", QK * LD, -1, 1);
     add_input(s, "v", VD * LD, -1, 1);
-    add_input(s, "conv_q", KEY * 3, -1, 1);
-    add_input(s, "conv_k", KEY * 3, -1, 1);
+    add_input(s, "conv_q", QK * 3, -1, 1);
+    add_input(s, "conv_k", QK * 3, -1, 1);
     add_input(s, "conv_v", VD * 3, -1, 1);
     if (variant != 0) {
         add_input(s, "f", HK * LD, -1, 1);
         add_input(s, "z", VD * LD, -1, 1);
         add_input(s, "erase", HK * LD, -1, 1);
-        if (variant == 1)
+        if (variant != 2)
             add_input(s, "write", VD * LD, -1, 1);
     } else {
         add_input(s, "f_a", 2 * LD, -1, 1);
@@ -441,7 +453,7 @@ static void make_linattn(scene *s, int variant)
         add_input(s, "z_bias", VD, -1, 1);
         add_input(s, "erase", 2 * LD, -1, 1);
     }
-    add_input(s, "A_log", 2, -1, 1);
+    add_input(s, "A_log", gates, -1, 1);
     add_input(s, "dt_bias", HK, -1, 1);
     add_input(s, "norm", DV, 0.5, 1.5);
     add_input(s, "out", LD * VD, -1, 1);
@@ -519,6 +531,57 @@ START_TEST(kda_of_factors_is_kda_of_their_product)
         check_factors("decay", low.p.f_a, low.p.f_b, full.g.f, RF, NF, low.g.f_a, low.g.f_b);
     if (_i & 2)
         check_factors("gate", low.p.z_a, low.p.z_b, full.g.z, RZ, NZ, low.g.z_a, low.g.z_b);
+}
+END_TEST
+
+/* Every one of H heads of n numbers twice. */
+static real *twice(const real *x, int64_t H, int64_t n)
+{
+    real *y = zeros(2 * H * n);
+    for (int64_t i = 0; i < 2 * H; i++)
+        memcpy(y + i * n, x + i / 2 * n, (size_t)n * sizeof *y);
+    return y;
+}
+
+static real *sum_of_two(const real *x, int64_t H, int64_t n)
+{
+    real *y = zeros(H * n);
+    for (int64_t i = 0; i < 2 * H * n; i++)
+        y[i / (2 * n) * n + i % n] += x[i];
+    return y;
+}
+
+/* Gates of key heads in the chunk form are those of value heads that are equal in a group, token by
+ * token; their gradients are the sums. */
+START_TEST(gates_of_key_heads_are_equal_ones_of_value_heads)
+{
+    enum { H = 2, NG = H * KEY };
+    scene s = {0}, other = {0};
+    make_linattn(&s, 3);
+    make_linattn(&other, 3);
+    kda_run keys = {linattn_dims(&s), linattn_params(&s, false), linattn_params(&s, true), NULL,
+                    NULL};
+    kda_run values = {keys.b, keys.p, linattn_params(&other, true), NULL, NULL};
+    ck_assert_int_eq(keys.b.delta.form, CKPT_ENG_CHUNK);
+    values.b.key_gates = false;
+    values.b.delta.form = CKPT_ENG_STEP;
+    values.p.f = twice(keys.p.f, H, KEY * LD);
+    values.p.erase = twice(keys.p.erase, H, KEY * LD);
+    values.p.A_log = twice(keys.p.A_log, H, 1);
+    values.p.dt_bias = twice(keys.p.dt_bias, H, KEY);
+    values.g.f = zeros(2 * NG * LD);
+    values.g.erase = zeros(2 * NG * LD);
+    values.g.A_log = zeros(2 * H);
+    values.g.dt_bias = zeros(2 * NG);
+    kda_execute(&keys, &s);
+    kda_execute(&values, &s);
+    CLOSE("y", keys.y, values.y, s.n_out, 1e-12);
+    CLOSE("dx", keys.dx, values.dx, s.in[0].n, 1e-12);
+    CLOSE("df", keys.g.f, sum_of_two(values.g.f, H, KEY * LD), NG * LD, 1e-12);
+    CLOSE("db", keys.g.erase, sum_of_two(values.g.erase, H, KEY * LD), NG * LD, 1e-12);
+    CLOSE("dA_log", keys.g.A_log, sum_of_two(values.g.A_log, H, 1), H, 1e-12);
+    CLOSE("ddt_bias", keys.g.dt_bias, sum_of_two(values.g.dt_bias, H, KEY), NG, 1e-12);
+    CLOSE("dq", keys.g.q, values.g.q, NG * LD, 1e-12);
 }
 END_TEST
 
@@ -619,7 +682,8 @@ Suite *suite_engine_grad(void)
     tcase_add_test(tc, linear_backward_is_the_derivative);
     tcase_add_loop_test(tc, delta_backward_is_the_derivative, 0, 6);
     tcase_add_loop_test(tc, mlp_backward_is_the_derivative, 0, 2);
-    tcase_add_loop_test(tc, linattn_backward_is_the_derivative, 0, 3);
+    tcase_add_loop_test(tc, linattn_backward_is_the_derivative, 0, 4);
+    tcase_add_test(tc, gates_of_key_heads_are_equal_ones_of_value_heads);
     tcase_add_loop_test(tc, kda_of_factors_is_kda_of_their_product, 1, 4);
     suite_add_tcase(s, tc);
     return s;

@@ -40,6 +40,10 @@ static const mesh meshes[] = {
     {"hf/qwen3_next_mtp_tiny", 2, 4, 1, 2, CKPT_ENG_CP_CHUNKS},
     {"hf/deepseek_mtp_tiny",   1, 4, 1, 1, CKPT_ENG_CP_CHUNKS},
     {"hf/llama_tiny_tied",     4, 2, 1, 1, CKPT_ENG_CP_CHUNKS},
+    /* gates of key heads, two value heads to each */
+    {"mcore/gpt_gdn2_grouped_tp2", 2, 1, 1, 1, CKPT_ENG_CP_HEADS},
+    {"mcore/gpt_gdn2_grouped_tp2", 1, 2, 1, 1, CKPT_ENG_CP_HEADS},
+    {"mcore/gpt_gdn2_grouped_tp2", 2, 2, 1, 2, CKPT_ENG_CP_CHUNKS},
 };
 /* clang-format on */
 

@@ -116,12 +116,7 @@ static void read_gdn(reader *r, ckpt_eng_spec *s, bool second, ckpt_eng_linattn 
     b->delta.K = size_of(r, "gdn_key_dim");
     b->delta.V = size_of(r, "gdn_value_dim");
     b->W = size_of(r, "gdn_conv");
-    /* Its decay and erase gate are of key heads; the recurrence here takes one a value head. */
-    if (second && b->delta.H != b->delta.HV && r->status == CKPT_OK)
-        r->status = ckpt_fail(r->err, CKPT_E_UNSUPPORTED,
-                              "field 'gdn_value_heads': GDN2 with %lld value heads on %lld key "
-                              "heads is not run by the engine",
-                              (long long)b->delta.HV, (long long)b->delta.H);
+    b->key_gates = second;
     b->act = CKPT_ENG_SILU;
     b->eps = s->eps;
 }

@@ -13,6 +13,7 @@ rc 0 inspect $m/hybrid_attn; out '^layout +megatron:hybrid'
 
 # Gated delta net and gated attention: Megatron-Core's logits, of two ranks, are the engine's.
 rc 0 verify $m/gpt_gdn2_tp2 --forward --reference $m/gpt_gdn2_tp2.reference.safetensors --rtol 1e-6
+rc 0 verify $m/gpt_gdn2_grouped_tp2 --forward --reference $m/gpt_gdn2_grouped_tp2.reference.safetensors --rtol 1e-6
 rc 0 convert $m/gpt_gdn2_tp2 halves --pp 2 --tp 2 --force; rc 0 diff halves $m/gpt_gdn2_tp2; rm -r halves
 rc 4 convert $m/gpt_gdn2_tp2 h --to safetensors --layout hf; one_line; absent h; err "block 0 is 'g'"
 rc 0 inspect $m/gpt_gdn_tp2; out 'gdn_norms=fused,attn_norms=fused'; out '^mesh +tp 2'

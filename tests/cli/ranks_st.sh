@@ -25,7 +25,7 @@ size=$(od -An -tu8 -N 8 x); flip odd/model-rank-1-part-0.safetensors $((8 + size
 rc 1 verify odd; out "'model.layers.0.input_layernorm.weight': the copy in model-rank-1-part-0.safetensors differs"
 # refused
 rc 2 convert $hf/llama_tiny_tied y --to ranks --tp 3; absent y
-rc 4 convert $hf/kimi_linear_tiny y --to ranks --pp 2; err 'tensor parallelism only'; absent y
+rc 4 convert $hf/kimi_linear_tiny y --to ranks --pp 2; err "tensor parallelism only: the rank in a file's name is the tensor-parallel one"; absent y
 rc 2 convert $hf/kimi_linear_tiny y --to ranks --tp 4; err 'A_log.*not divisible by 4'; absent y
 rc 4 convert $FIXTURES/mcore/legacy_tp2 y --to ranks --tp 2; err 'not known how parallel ranks share'; absent y
 rc 4 convert $FIXTURES/mcore/legacy_tp1 y --to ranks; err 'layout hf'; absent y

@@ -89,6 +89,15 @@ start gpt_dense megatron gpt_dense 3 0
 start gpt_mla_mtp megatron gpt_mla_mtp 3 4
 start gpt_gdn_tp2 megatron gpt_gdn_tp2 2 4
 start mp_gpt_tp2_pp2 megatron mp_gpt_tp2_pp2 4 0
+start mp_gpt_vpp megatron mp_gpt_vpp 8 0
+start mp_gpt_bf16 megatron mp_gpt_bf16 1 0
+ranks() { # NAME LAYERS: per-rank files of Hugging Face weights, around from what they are joined to
+    rc 0 convert $FIXTURES/hf/$1 from; err 'vocabulary padding of the ranks is left out'
+    trip "$PWD/from" hf $2 0
+    rm -rf m
+    rc 0 convert from m --to ranks --tp 4; rc 0 diff m $FIXTURES/hf/$1; no_out 'only in'; out '^20 identical$'
+}
+start llama_tiny_tied_tp4 ranks llama_tiny_tied_tp4 2
 start mp_mla_moe_tp2_ep2 megatron mp_mla_moe_tp2_ep2 2 4
 finish
 

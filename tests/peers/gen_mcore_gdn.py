@@ -2,12 +2,12 @@
 built and saved by real Megatron-Core 0.16.1 on the CPU, two gloo ranks of tensor parallelism; and loads
 what ckpt wrote into the same model, with one rank or a rank for every part of a mesh.
 
-usage: gen_mcore_gdn.py save OUT_DIR [gpt_gdn | gpt_gdn2]
+usage: gen_mcore_gdn.py save OUT_DIR [gpt_gdn | gpt_gdn2 | gpt_gdn2_grouped]
        gen_mcore_gdn.py load MODEL REFERENCE DIR...            one rank loads every iteration directory;
                                                                its logits must be the reference's
        gen_mcore_gdn.py load-mesh MODEL TP PP PLAIN DIR        TP x PP ranks load DIR; the state of each
                                                                must be its part of PLAIN's tensors
-MODEL: gpt_gdn or gpt_gdn2 (of OUT_DIR) or qwen3_next (sizes of fixtures/hf/qwen3_next_tiny).
+MODEL: gpt_gdn, gpt_gdn2 or gpt_gdn2_grouped (of OUT_DIR) or qwen3_next (sizes of fixtures/hf/qwen3_next_tiny).
 
 The layers are those of get_transformer_block_with_experimental_attention_variant_spec, whose only
 back end is Transformer Engine; it gets one of Megatron-Core's local modules instead. A norm fused into
@@ -165,13 +165,14 @@ def recurrence():
 SIZES = {
     "gpt_gdn": dict(values=4, hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
     "gpt_gdn2": dict(values=2, hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
+    "gpt_gdn2_grouped": dict(values=4, hidden=32, kv=8, gdn=8, freq=2, experts=4, topk=2, moe=8, vocab=64, layers=2),
     "qwen3_next": dict(values=4, hidden=64, kv=32, gdn=16, freq=4, experts=8, topk=3, moe=32, vocab=320, layers=4),
 }
 
 
 def build(name, tp, pp):
     s = argparse.Namespace(**SIZES[name])
-    if name == "gpt_gdn2":
+    if name.startswith("gpt_gdn2"):
         variants.GatedDeltaNet = Gdn2
     config = TransformerConfig(
         **dict(base.BASE, num_layers=s.layers, hidden_size=s.hidden, num_query_groups=2,
@@ -201,7 +202,7 @@ def build(name, tp, pp):
             "attention_output_gate", "moe_shared_expert_gate", "linear_conv_kernel_dim",
             "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
             "linear_num_value_heads")})
-    if name == "gpt_gdn2":
+    if name.startswith("gpt_gdn2"):
         args.experimental_attention_variant = "gdn2"
     return model.eval(), args
 
