@@ -1,6 +1,8 @@
 /* Optimizer state: what names mean, what is bound to which parameter, and what is refused. Sources
  * are names and shapes in memory; only scalars are read. */
+#include "json.h"
 #include "model.h"
+#include "model_space.h"
 #include "plan.h"
 #include "rescue.h"
 
@@ -168,6 +170,80 @@ START_TEST(states_are_bound_as_their_parameter)
     ck_assert_str_eq(m.notes[0], "5 of 6 tensors have no optimizer state "
                                  "(decoder.final_norm.weight, …)");
     ckpt_model_release(&m);
+}
+END_TEST
+
+/* Megatron-FSDP: "optimizer.state.NAME.STATE" with NAME as named_parameters() of the wrapped model gives
+ * it, "module." for every wrapper, beside the model's own names. Source: Megatron-Core 0.16.1,
+ * DistributedOptimizer._param_name and sharded_param_state_fsdp_dtensor. */
+START_TEST(states_under_wrappers_are_bound_as_their_parameter)
+{
+    static const char *const wrappers[] = {"", "module.", "module.module."};
+    char name[128];
+    fake f;
+    ckpt_model m;
+    ckpt_err err = {0};
+    begin(&f);
+    for (int k = 0; k < 2; k++) {
+        snprintf(name, sizeof name, "optimizer.state.%sdecoder.layers.0.mlp.linear_fc1.weight.%s",
+                 wrappers[_i], k == 0 ? "exp_avg" : "exp_avg_sq");
+        add(&f, name, 2, 48, 16);
+    }
+    ck_assert_msg(bind(&f, &m, false, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_uint_eq(m.n_tensors, 7 + 4);
+    int64_t at = ckpt_model_find(&m, "optimizer.exp_avg_sq.blocks.0.mlp.up.weight");
+    ck_assert_int_ge(at, 0);
+    ck_assert_str_eq(m.tensors[at].param, "blocks.0.mlp.up.weight");
+    ck_assert_str_eq(f.src.tensors[m.tensors[at].stored].name, name);
+    ckpt_model_release(&m);
+}
+END_TEST
+
+/* ---- fully_sharded_model_space ----------------------------------------------------------------- */
+
+static const struct {
+    const char *common;
+    bool found;
+} said[] = {
+    {"{\"optimizer\":{\"param_state_sharding_type\":\"fully_sharded_model_space\"}}", true},
+    {"{\"optimizer\":{\"0\":{},\"1\":{\"param_state_sharding_type\":\"fully_sharded_model_space\"}}"
+     "}",                                                                                true                                                                                  },
+    {"{\"optimizer\":{\"param_state_sharding_type\":\"fully_reshardable\"}}",                                                                               false},
+    {"{\"optimizer\":{\"param_state_sharding_type\":7}}",                                                                               false                                                                                                      },
+    {"{\"optimizer\":3}",                                                                               false},
+    {"{}",                                                                               false                                                                                                                     },
+};
+
+START_TEST(model_space_is_what_the_common_state_says)
+{
+    ckpt_err err = {0};
+    ckpt_source src = {0};
+    ck_assert(!ckpt_model_space_found(&src));
+    ck_assert_msg(ckpt_json_parse(said[_i].common, strlen(said[_i].common), &src.common, &err) ==
+                      CKPT_OK,
+                  "%s", err.text);
+    ck_assert_int_eq(ckpt_model_space_found(&src), said[_i].found);
+    ckpt_json_free(src.common);
+}
+END_TEST
+
+START_TEST(model_space_names_become_those_of_fully_reshardable)
+{
+    fake f = {.src.tensors = f.tensors};
+    ckpt_err err = {0};
+    add(&f, "chained_2.optimizer.state.fp32_param.w", 1, 2, 0);
+    add(&f, "chained_x.optimizer.state.fp32_param.w", 1, 2, 0); /* none of Megatron's */
+    add(&f, "optimizer.state.fp32_param.w", 1, 2, 0);
+    add(&f, "optimizer.state.momentum_buffer.w", 1, 2, 0);
+    ck_assert_msg(ckpt_model_space_rename(&f.src, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_str_eq(f.tensors[0].name, "chained_2.optimizer.state.param.w");
+    ck_assert_str_eq(f.tensors[1].name, "chained_x.optimizer.state.fp32_param.w");
+    ck_assert_str_eq(f.tensors[2].name, "optimizer.state.momentum_buffer.w");
+    ck_assert_str_eq(f.tensors[3].name, "optimizer.state.param.w");
+    add(&f, "optimizer.state.fp32_param.w", 1, 2, 0);
+    ck_assert_int_eq(ckpt_model_space_rename(&f.src, &err), CKPT_E_FORMAT);
+    ck_assert_ptr_nonnull(strstr(err.text, "'optimizer.state.param.w': stored under"));
+    ckpt_arena_free(&f.src.arena);
 }
 END_TEST
 
@@ -428,6 +504,10 @@ Suite *suite_optim(void)
     suite_add_tcase(s, t);
     t = tcase_create("binding");
     tcase_add_test(t, states_are_bound_as_their_parameter);
+    tcase_add_loop_test(t, states_under_wrappers_are_bound_as_their_parameter, 0, 3);
+    tcase_add_loop_test(t, model_space_is_what_the_common_state_says, 0,
+                        (int)(sizeof said / sizeof *said));
+    tcase_add_test(t, model_space_names_become_those_of_fully_reshardable);
     tcase_add_loop_test(t, states_that_fit_nothing_are_refused, 0,
                         (int)(sizeof refused / sizeof *refused));
     tcase_add_test(t, other_optimizers_have_other_pairs);
