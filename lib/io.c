@@ -731,9 +731,18 @@ done:
 
 void ckpt_commit_abort(ckpt_commit *commit)
 {
+    ckpt_commit_discard(commit, NULL);
+}
+
+void ckpt_commit_discard(ckpt_commit *commit, ckpt_err *err)
+{
     int saved = errno;
-    if (commit->active)
+    struct stat st;
+    if (commit->active) {
         ckpt_remove_tree(commit->temp_path);
+        if (err != NULL && (lstat(commit->temp_path, &st) == 0 || errno != ENOENT))
+            ckpt_err_frame(err, "%s cannot be removed", commit->temp_path);
+    }
     free(commit->final_path);
     free(commit->temp_path);
     *commit = (ckpt_commit){0};

@@ -86,6 +86,8 @@ void ckpt_commit_keep(ckpt_commit *commit);
 /* Remove the temporary output and release; safe at any time, also after finish, and on a zeroed
  * structure. Keeps errno. */
 void ckpt_commit_abort(ckpt_commit *commit);
+/* The same where an error is on its way: *err gets a frame that names what could not be removed. */
+void ckpt_commit_discard(ckpt_commit *commit, ckpt_err *err);
 
 /* mkdir -p below an existing base. */
 ckpt_status ckpt_mkdirs(const char *path, ckpt_err *err) CKPT_MUST_USE;

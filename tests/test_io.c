@@ -470,6 +470,28 @@ START_TEST(commit_failed_write_leaves_nothing)
 }
 END_TEST
 
+START_TEST(commit_discard_names_what_stays)
+{
+    ckpt_commit c;
+    ckpt_err err = {0};
+    char want[512];
+    begin(&c, "out", true, false);
+    (void)ckpt_fail(&err, CKPT_E_IO, "disk");
+    ck_assert_int_eq(symlink("loop", at("loop")), 0);
+    free(c.temp_path);
+    c.temp_path = strdup(at("loop/x")); /* out of reach, also for root */
+    (void)snprintf(want, sizeof want, "%s cannot be removed: disk", c.temp_path);
+    ckpt_commit_discard(&c, &err);
+    ck_assert_str_eq(err.text, want);
+    ck_assert_int_eq(err.code, CKPT_E_IO);
+    err = (ckpt_err){0};
+    begin(&c, "other", true, false);
+    (void)ckpt_fail(&err, CKPT_E_IO, "disk");
+    ckpt_commit_discard(&c, &err);
+    ck_assert_str_eq(err.text, "disk");
+}
+END_TEST
+
 Suite *suite_io(void)
 {
     Suite *s = suite_create("io");
@@ -497,6 +519,7 @@ Suite *suite_io(void)
     tcase_add_test(t, commit_impossible_targets_are_refused);
     tcase_add_test(t, commit_long_names_and_stale_temporaries_work);
     tcase_add_test(t, commit_failed_write_leaves_nothing);
+    tcase_add_test(t, commit_discard_names_what_stays);
     suite_add_tcase(s, t);
     return s;
 }

@@ -715,7 +715,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     ckpt_status status = c.dst_path != NULL ? convert(&c, err) : ckpt_tool_no_memory(err);
     if (c.o->resume)
         ckpt_convert_keep(tool, &c.journal, &c.commit, status);
-    ckpt_commit_abort(&c.commit);
+    ckpt_commit_discard(&c.commit, err);
     ckpt_journal_release(&c.journal);
     ckpt_buf_release(&c.text);
     ckpt_manifest_release(&c.manifest);

@@ -467,7 +467,7 @@ ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n, ckpt
     CKPT_CHECK(ckpt_commit_write(&commit, NULL, p, n, err));
     CKPT_CHECK(ckpt_commit_finish(&commit, err));
 done:
-    ckpt_commit_abort(&commit);
+    ckpt_commit_discard(&commit, err);
     return status;
 }
 

@@ -194,9 +194,9 @@ static ckpt_status make_plan(writer *w, ckpt_err *err)
     return ckpt_plan_convert(&w->plan, m, &w->opts, err);
 }
 
-static void release(writer *w)
+static void release(writer *w, ckpt_err *err)
 {
-    ckpt_commit_abort(&w->commit);
+    ckpt_commit_discard(&w->commit, err);
     ckpt_manifest_release(&w->manifest);
     ckpt_plan_release(&w->plan);
     ckpt_buf_release(&w->common);
@@ -209,7 +209,7 @@ ckpt_status ckpt_write_check(ckpt_saver *s, ckpt_save_job *job, const ckpt_save_
 {
     writer w = {.s = s, .job = job, .f = f};
     ckpt_status status = make_plan(&w, err);
-    release(&w);
+    release(&w, err);
     return status;
 }
 
@@ -397,6 +397,6 @@ ckpt_status ckpt_write_checkpoint(ckpt_saver *s, ckpt_save_job *job, const ckpt_
     } else {
         ckpt_tool_frame(err, path != NULL ? path : f->root);
     }
-    release(&w);
+    release(&w, err);
     return status;
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Faults of the C library, SIGKILL and power loss at every call of convert and verify --write, for
-# every container (sweep.c, shim.c). CKPT, SWEEP and SHIM name the programs and the library.
+# every container, and of train --save (sweep.c, shim.c). CKPT, SWEEP and SHIM name the programs and
+# the library.
 #
 #   tests/fault/run.sh [NAME-PATTERN]   a sample: every STRIDE-th call (default 20), from PHASE on
 #   STRIDE=1 tests/fault/run.sh         all of them, tens of minutes
@@ -87,6 +88,17 @@ t verify-write-oom 1 --source src --output src/ckpt.manifest.json --mode oom --s
     verify src --write
 t verify-write-power 2 --source src --output src/ckpt.manifest.json --mode power -- \
     verify src --write
+
+# A step and its save; the save root, its lock, metrics and tracker are there from an earlier run.
+train=(train --init src --data src/config.json --steps 1 --seq-len 16 --batch 1 --save save)
+for _ in 1 2; do
+    rm -rf "$work/save/iter_0000001"
+    (cd "$work" && "$ckpt" "${train[@]}" --threads 1 --quiet)
+done
+t train-io 1 --source src --output save/iter_0000001 -- "${train[@]}"
+t train-oom 2 --source src --output save/iter_0000001 --mode oom --skip libcrypto -- "${train[@]}"
+t train-kill 2 --source src --output save/iter_0000001 --mode kill --resume -- "${train[@]}"
+t train-power 2 --source src --output save/iter_0000001 --mode power --lose entries -- "${train[@]}"
 
 source_is "$fixtures/mcore/mp_gpt_tp2_pp2"
 t mp_rank-io 1 --source src --output out -- convert src out --to mp_rank --optimizer drop
