@@ -201,18 +201,21 @@ END_TEST
 
 /* ---- fully_sharded_model_space ----------------------------------------------------------------- */
 
+#define TYPE "\"param_state_sharding_type\":"
+#define OLD TYPE "\"fully_sharded_model_space\""
+/* clang-format off */
 static const struct {
     const char *common;
     bool found;
 } said[] = {
-    {"{\"optimizer\":{\"param_state_sharding_type\":\"fully_sharded_model_space\"}}", true},
-    {"{\"optimizer\":{\"0\":{},\"1\":{\"param_state_sharding_type\":\"fully_sharded_model_space\"}}"
-     "}",                                                                                true                                                                                  },
-    {"{\"optimizer\":{\"param_state_sharding_type\":\"fully_reshardable\"}}",                                                                               false},
-    {"{\"optimizer\":{\"param_state_sharding_type\":7}}",                                                                               false                                                                                                      },
-    {"{\"optimizer\":3}",                                                                               false},
-    {"{}",                                                                               false                                                                                                                     },
+    {"{\"optimizer\":{" OLD "}}", true},
+    {"{\"optimizer\":{\"0\":{},\"1\":{" OLD "}}}", true},
+    {"{\"optimizer\":{" TYPE "\"fully_reshardable\"}}", false},
+    {"{\"optimizer\":{" TYPE "7}}", false},
+    {"{\"optimizer\":3}", false},
+    {"{}", false},
 };
+/* clang-format on */
 
 START_TEST(model_space_is_what_the_common_state_says)
 {
