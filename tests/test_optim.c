@@ -201,17 +201,17 @@ END_TEST
 
 /* ---- fully_sharded_model_space ----------------------------------------------------------------- */
 
-#define TYPE "\"param_state_sharding_type\":"
-#define OLD TYPE "\"fully_sharded_model_space\""
+#define SHARDING "\"param_state_sharding_type\":"
+#define MODEL_SPACE SHARDING "\"fully_sharded_model_space\""
 /* clang-format off */
 static const struct {
     const char *common;
     bool found;
 } said[] = {
-    {"{\"optimizer\":{" OLD "}}", true},
-    {"{\"optimizer\":{\"0\":{},\"1\":{" OLD "}}}", true},
-    {"{\"optimizer\":{" TYPE "\"fully_reshardable\"}}", false},
-    {"{\"optimizer\":{" TYPE "7}}", false},
+    {"{\"optimizer\":{" MODEL_SPACE "}}", true},
+    {"{\"optimizer\":{\"0\":{},\"1\":{" MODEL_SPACE "}}}", true},
+    {"{\"optimizer\":{" SHARDING "\"fully_reshardable\"}}", false},
+    {"{\"optimizer\":{" SHARDING "7}}", false},
     {"{\"optimizer\":3}", false},
     {"{}", false},
 };
