@@ -1,6 +1,6 @@
 /* Causal softmax attention, blocked, with the log-sum-exp kept for the backward.
  *
- * Forward: an item is a block of query rows of one head of one sequence. It walks the key blocks up to
+ * Forward: an item is a block of query rows of one head of one part of a sequence. It walks the key blocks up to
  * its diagonal with a running maximum m, sum l and accumulator: a new maximum rescales both.
  * Backward: an item is one key head of one sequence with all the query heads that read it, so dq, dk
  * and dv have one writer each. P is recomputed from lse; dS = P (dP - D), D = sum_c dO O.
@@ -20,7 +20,9 @@ typedef struct job {
     const ckpt_eng_seq *seq;
     const real *q, *k, *v, *d_o;
     real *o, *lse, *dq, *dk, *dv;
-    const int64_t *first; /* first item of every sequence (forward) */
+    const ckpt_eng_part *parts; /* of all queries: one a sequence */
+    int64_t n_parts;
+    const int64_t *first; /* first item of every part (forward), first part of every sequence */
     real *scratch;
     int64_t per_worker; /* elements */
     real scale;
@@ -37,10 +39,36 @@ static ckpt_status check(const ckpt_eng_attention *a, const ckpt_eng_seq *seq, c
         return ckpt_fail(err, CKPT_E_USAGE,
                          "attention: %lld query heads, %lld key heads, head dims %lld and %lld",
                          (long long)a->N, (long long)a->G, (long long)a->DK, (long long)a->DV);
-    if (a->skip < 0 || (a->skip > 0 && (seq->n < 1 || a->skip > seq->cu[1])))
-        return ckpt_fail(err, CKPT_E_USAGE, "attention: %lld queries of the first sequence absent",
-                         (long long)a->skip);
-    return ckpt_eng_seq_check(seq, err);
+    ckpt_status status = ckpt_eng_seq_check(seq, err);
+    int64_t row = 0, s = 0, lo = 0; /* the next part begins there or later */
+    for (int64_t i = 0; a->parts && status == CKPT_OK && i < a->n_parts; i++) {
+        const ckpt_eng_part *p = &a->parts[i];
+        lo = p->seq == s ? lo : 0;
+        if (p->seq < s || p->seq >= seq->n || p->lo < lo || p->n < 0 || p->row != row ||
+            p->n > seq->cu[p->seq + 1] - seq->cu[p->seq] - p->lo)
+            return ckpt_fail(err, CKPT_E_USAGE,
+                             "attention: part %lld: %lld queries from token %lld of sequence %lld",
+                             (long long)i, (long long)p->n, (long long)p->lo, (long long)p->seq);
+        s = p->seq;
+        lo = p->lo + p->n;
+        row += p->n;
+    }
+    return status;
+}
+
+/* Takes the parts where the caller names none. */
+static void choose_parts(ckpt_eng *e, job *j)
+{
+    const ckpt_eng_seq *seq = j->seq;
+    j->parts = j->a->parts;
+    j->n_parts = j->a->n_parts;
+    if (j->parts != NULL)
+        return;
+    ckpt_eng_part *all = ckpt_eng_take(e, seq->n, sizeof *all);
+    for (int64_t s = 0; all && !e->dry && s < seq->n; s++)
+        all[s] = (ckpt_eng_part){s, 0, seq->cu[s + 1] - seq->cu[s], seq->cu[s]};
+    j->parts = all;
+    j->n_parts = seq->n;
 }
 
 /* One block of scores against a row's running maximum: s becomes the weights; the row's sum and
@@ -64,14 +92,14 @@ static void weigh_row(real *s, int64_t n, int64_t width, real *m, real *l, real 
     *m = top;
 }
 
-static void forward_block(const job *j, int64_t seq, int64_t head, int64_t block, real *scratch)
+static void forward_block(const job *j, const ckpt_eng_part *part, int64_t head, int64_t block,
+                          real *scratch)
 {
     const ckpt_eng_attention *a = j->a;
-    int64_t base = j->seq->cu[seq], len = j->seq->cu[seq + 1] - base;
-    int64_t i0 = (seq == 0 ? a->skip : 0) + block * BLOCK_Q, nq = ckpt_min_i64(BLOCK_Q, len - i0),
-            g = head / (a->N / a->G);
+    int64_t base = j->seq->cu[part->seq], at = block * BLOCK_Q, g = head / (a->N / a->G);
+    int64_t i0 = part->lo + at, nq = ckpt_min_i64(BLOCK_Q, part->n - at);
     int64_t ldq = a->N * a->DK, ldk = a->G * a->DK, ldv = a->G * a->DV, ldo = a->N * a->DV;
-    int64_t row = base + i0 - a->skip;
+    int64_t row = part->row + at;
     const real *q = j->q + row * ldq + head * a->DK;
     real *s = scratch, *acc = s + BLOCK_Q * BLOCK_K, m[BLOCK_Q], l[BLOCK_Q];
     for (int64_t r = 0; r < nq; r++) {
@@ -103,11 +131,11 @@ static void forward_block(const job *j, int64_t seq, int64_t head, int64_t block
     }
 }
 
-/* Items of a sequence: heads x blocks, the long blocks first. */
+/* Items of a part: heads x blocks, the long blocks first. */
 static void forward_item(void *arg, int64_t item, int worker)
 {
     const job *j = arg;
-    int64_t lo = 0, hi = j->seq->n;
+    int64_t lo = 0, hi = j->n_parts;
     while (hi - lo > 1) {
         int64_t mid = lo + (hi - lo) / 2;
         if (j->first[mid] <= item)
@@ -116,7 +144,7 @@ static void forward_item(void *arg, int64_t item, int worker)
             hi = mid;
     }
     int64_t at = item - j->first[lo], blocks = (j->first[lo + 1] - j->first[lo]) / j->a->N;
-    forward_block(j, lo, at % j->a->N, blocks - 1 - at / j->a->N,
+    forward_block(j, &j->parts[lo], at % j->a->N, blocks - 1 - at / j->a->N,
                   j->scratch + worker * j->per_worker);
 }
 
@@ -129,19 +157,18 @@ ckpt_status ENG(attention)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_
     if (status != CKPT_OK)
         return status;
     size_t mark = ckpt_eng_mark(e);
-    int64_t *first = ckpt_eng_take(e, seq->n + 1, sizeof *first);
+    choose_parts(e, &j);
+    int64_t *first = ckpt_eng_take(e, j.n_parts + 1, sizeof *first);
     j.per_worker = BLOCK_Q * (BLOCK_K + a->DV);
     j.scratch = ckpt_eng_take(e, e->threads * j.per_worker, sizeof(real));
     j.scale = scale_of(a);
     status = ckpt_eng_check(e, err);
     if (status == CKPT_OK && !e->dry) {
         first[0] = 0;
-        for (int64_t n = 0; n < seq->n; n++) {
-            int64_t queries = seq->cu[n + 1] - seq->cu[n] - (n == 0 ? a->skip : 0);
-            first[n + 1] = first[n] + (queries + BLOCK_Q - 1) / BLOCK_Q * a->N;
-        }
+        for (int64_t n = 0; n < j.n_parts; n++)
+            first[n + 1] = first[n] + (j.parts[n].n + BLOCK_Q - 1) / BLOCK_Q * a->N;
         j.first = first;
-        ckpt_eng_parallel(e, first[seq->n], forward_item, &j);
+        ckpt_eng_parallel(e, first[j.n_parts], forward_item, &j);
     }
     ckpt_eng_drop(e, mark);
     return status;
@@ -151,6 +178,7 @@ ckpt_status ENG(attention)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_
 
 typedef struct block_pair {
     int64_t base, i0, nq, j0, nk, head, g; /* tokens of the sequence, heads */
+    int64_t row;                           /* of query i0 */
     real *p, *dp;                          /* [BLOCK_Q, BLOCK_K] */
     real *dk, *dv;                         /* [BLOCK_K, DK], [BLOCK_K, DV] */
 } block_pair;
@@ -160,7 +188,7 @@ static void softmax_grad(const job *j, const block_pair *b)
 {
     const ckpt_eng_attention *a = j->a;
     for (int64_t r = 0; r < b->nq; r++) {
-        int64_t t = b->base + b->i0 + r - a->skip;
+        int64_t t = b->row + r;
         int64_t n = ckpt_min_i64(b->nk, b->i0 + r - b->j0 + 1);
         const real *o = j->o + (t * a->N + b->head) * a->DV;
         const real *d_o = j->d_o + (t * a->N + b->head) * a->DV;
@@ -182,12 +210,11 @@ static void backward_pair(const job *j, const block_pair *b)
 {
     const ckpt_eng_attention *a = j->a;
     int64_t ldq = a->N * a->DK, ldk = a->G * a->DK, ldv = a->G * a->DV, ldo = a->N * a->DV;
-    int64_t row = b->base + b->i0 - a->skip;
-    const real *q = j->q + row * ldq + b->head * a->DK;
+    const real *q = j->q + b->row * ldq + b->head * a->DK;
     const real *k = j->k + (b->base + b->j0) * ldk + b->g * a->DK;
     const real *v = j->v + (b->base + b->j0) * ldv + b->g * a->DV;
-    const real *d_o = j->d_o + row * ldo + b->head * a->DV;
-    real *dq = j->dq + row * ldq + b->head * a->DK;
+    const real *d_o = j->d_o + b->row * ldo + b->head * a->DV;
+    real *dq = j->dq + b->row * ldq + b->head * a->DK;
     ENG(gemm)(false, true, b->nq, b->nk, a->DK, j->scale, q, ldq, k, ldk, 0, b->p, BLOCK_K);
     ENG(gemm)(false, true, b->nq, b->nk, a->DV, 1, d_o, ldo, v, ldv, 0, b->dp, BLOCK_K);
     softmax_grad(j, b);
@@ -210,6 +237,18 @@ static void copy_rows(const real *from, int64_t rows, int64_t n, real *to, int64
             to[r * ld + c] = from[r * n + c];
 }
 
+/* All queries of a part from key j0 on, against that block of keys. */
+static void backward_part(const job *j, block_pair *b, const ckpt_eng_part *part)
+{
+    for (int64_t at = ckpt_max_i64(b->j0 - part->lo, 0) / BLOCK_Q * BLOCK_Q; at < part->n;
+         at += BLOCK_Q) {
+        b->i0 = part->lo + at;
+        b->row = part->row + at;
+        b->nq = ckpt_min_i64(BLOCK_Q, part->n - at);
+        backward_pair(j, b);
+    }
+}
+
 static void backward_item(void *arg, int64_t item, int worker)
 {
     const job *j = arg;
@@ -220,19 +259,17 @@ static void backward_item(void *arg, int64_t item, int worker)
     b.dp = b.p + BLOCK_Q * BLOCK_K;
     b.dk = b.dp + BLOCK_Q * BLOCK_K;
     b.dv = b.dk + BLOCK_K * a->DK;
-    int64_t skip = seq == 0 ? a->skip : 0; /* queries of this sequence that are absent */
-    clear_rows(j->dq + ((b.base + skip - a->skip) * a->N + b.g * share) * a->DK, len - skip,
-               share * a->DK, a->N * a->DK);
+    const ckpt_eng_part *from = j->parts + j->first[seq], *to = j->parts + j->first[seq + 1];
+    for (const ckpt_eng_part *p = from; p < to; p++)
+        clear_rows(j->dq + (p->row * a->N + b.g * share) * a->DK, p->n, share * a->DK,
+                   a->N * a->DK);
     for (b.j0 = 0; b.j0 < len; b.j0 += BLOCK_K) {
         b.nk = ckpt_min_i64(BLOCK_K, len - b.j0);
         clear_rows(b.dk, b.nk, a->DK, a->DK);
         clear_rows(b.dv, b.nk, a->DV, a->DV);
         for (b.head = b.g * share; b.head < (b.g + 1) * share; b.head++)
-            for (b.i0 = skip + ckpt_max_i64(b.j0 - skip, 0) / BLOCK_Q * BLOCK_Q; b.i0 < len;
-                 b.i0 += BLOCK_Q) {
-                b.nq = ckpt_min_i64(BLOCK_Q, len - b.i0);
-                backward_pair(j, &b);
-            }
+            for (const ckpt_eng_part *p = from; p < to; p++)
+                backward_part(j, &b, p);
         copy_rows(b.dk, b.nk, a->DK, j->dk + ((b.base + b.j0) * a->G + b.g) * a->DK, a->G * a->DK);
         copy_rows(b.dv, b.nk, a->DV, j->dv + ((b.base + b.j0) * a->G + b.g) * a->DV, a->G * a->DV);
     }
@@ -243,29 +280,38 @@ ckpt_status ENG(attention_bwd)(ckpt_eng *e, const ckpt_eng_attention *a, const c
                                const real *lse, const real *d_o, real *dq, real *dk, real *dv,
                                ckpt_err *err)
 {
+    job j = {.a = a,
+             .seq = seq,
+             .q = q,
+             .k = k,
+             .v = v,
+             .d_o = d_o,
+             .o = (real *)(uintptr_t)o,
+             .lse = (real *)(uintptr_t)lse,
+             .dq = dq,
+             .dk = dk,
+             .dv = dv};
     ckpt_status status = check(a, seq, err);
     if (status != CKPT_OK)
         return status;
     size_t mark = ckpt_eng_mark(e);
-    int64_t per = 2 * BLOCK_Q * BLOCK_K + BLOCK_K * (a->DK + a->DV);
-    real *scratch = ckpt_eng_take(e, e->threads * per, sizeof *scratch);
+    choose_parts(e, &j);
+    int64_t *first = ckpt_eng_take(e, seq->n + 1, sizeof *first);
+    j.per_worker = 2 * BLOCK_Q * BLOCK_K + BLOCK_K * (a->DK + a->DV);
+    j.scratch = ckpt_eng_take(e, e->threads * j.per_worker, sizeof(real));
+    j.scale = scale_of(a);
     status = ckpt_eng_check(e, err);
-    if (status == CKPT_OK && !e->dry)
-        ckpt_eng_parallel(e, seq->n * a->G, backward_item,
-                          &(job){.a = a,
-                                 .seq = seq,
-                                 .q = q,
-                                 .k = k,
-                                 .v = v,
-                                 .d_o = d_o,
-                                 .o = (real *)(uintptr_t)o,
-                                 .lse = (real *)(uintptr_t)lse,
-                                 .dq = dq,
-                                 .dk = dk,
-                                 .dv = dv,
-                                 .scratch = scratch,
-                                 .per_worker = per,
-                                 .scale = scale_of(a)});
+    if (status == CKPT_OK && !e->dry) {
+        int64_t i = 0;
+        for (int64_t s = 0; s < seq->n; s++) {
+            first[s] = i;
+            while (i < j.n_parts && j.parts[i].seq == s)
+                i++;
+        }
+        first[seq->n] = i;
+        j.first = first;
+        ckpt_eng_parallel(e, seq->n * a->G, backward_item, &j);
+    }
     ckpt_eng_drop(e, mark);
     return status;
 }

@@ -35,13 +35,21 @@ ckpt_status ENG(rope)(ckpt_eng *e, const ckpt_eng_rope *r, int64_t T, int64_t he
 
 /* ---- softmax attention (attention.c) -------------------------------------------------------- */
 
+/* Queries that are there: n tokens of sequence `seq` from its token lo, rows `row` and on of q. */
+typedef struct ckpt_eng_part {
+    int64_t seq, lo, n, row;
+} ckpt_eng_part;
+
 /* Causal inside each sequence, blocked: no T x T array exists. Head h reads key head h / (N / G). */
 typedef struct ckpt_eng_attention {
     int64_t N, G;   /* query heads, key/value heads */
     int64_t DK, DV; /* head dims of q and k, of v and o */
     double scale;   /* 0 = DK^-0.5 */
-    int64_t skip;   /* the first sequence's first queries are absent: q, o and lse begin with query
-                       `skip`, keys and values with key 0. Below its length */
+    /* Or NULL: queries of all tokens. Else only those of n_parts parts: q, o, lse, d_o, dq have their
+     * rows, one part after the other; keys and values are those of all tokens. In the order of tokens,
+     * none overlaps another. */
+    const ckpt_eng_part *parts;
+    int64_t n_parts;
 } ckpt_eng_attention;
 
 /* q [T, N, DK], k [T, G, DK], v [T, G, DV], o [T, N, DV]; lse [T, N]: log of the sum of exponents. */

@@ -5,6 +5,13 @@
  * Linear attention: the rows that the convolutions need of the tokens before, then the state, go
  * from rank to rank where a sequence does; their gradients come back the other way. Softmax attention: all
  * ranks gather the keys and values of the batch, and each sums what it contributes to their gradients.
+ *
+ * The queries of consecutive tokens would be uneven work: of one long sequence the last of cp ranks would
+ * have (2 cp - 1) / cp of the mean. So queries go to other ranks for the core of attention, zigzag: every
+ * sequence is cut into 2 cp pieces (of lengths that differ by one at most, some empty), and pieces k and
+ * 2 cp - 1 - k, together about a share of its query-key pairs, go to one rank: the one that has the fewest
+ * pairs so far, the lowest of those. Of one sequence that is rank k; short packed ones spread. Results
+ * come back, so that tokens stay consecutive outside. A rank's rows are in the order of tokens.
  * Source: kda-math.md section 5.3, mla-moe-math.md section 2.9. */
 #ifndef CKPT_ENGINE_CUT_H
 #define CKPT_ENGINE_CUT_H
@@ -17,11 +24,15 @@ struct ckpt_eng_cut {
     const ckpt_eng_seq *whole; /* all tokens */
     ckpt_eng_seq own;          /* this rank's parts of sequences, none empty */
     int64_t lo, n;             /* this rank's tokens */
-    int64_t key_lo;            /* where the first of its sequences begins */
-    ckpt_eng_seq keys;         /* its sequences from their beginnings */
     int64_t *at;               /* [cp + 1]: first token of every rank */
     bool *link;                /* [cp + 1]: rank i goes on with the sequence that i - 1 ends with */
-    int64_t *counts;           /* [cp]: scratch */
+    int64_t *counts;           /* [2 cp]: scratch */
+    /* Softmax attention: queries that this rank works on, and what moves. */
+    ckpt_eng_part *parts; /* none empty, no neighbours */
+    int64_t n_parts, rows;
+    int64_t pairs;     /* query-key pairs of those rows */
+    int64_t *out, *in; /* [cp] rows: of its tokens that rank i works on; of i's tokens to work on */
+    int64_t *order;    /* [n] its tokens (from lo), those that rank 0 works on first */
 };
 
 /* Fill in, while e is dry too. Errors: CKPT_E_USAGE, fewer tokens than ranks. */

@@ -23,7 +23,8 @@
 typedef enum ckpt_eng_cp_mode {
     CKPT_ENG_CP_HEADS, /* every rank has the whole sequence for a part of the heads */
     CKPT_ENG_CP_CHUNKS /* every rank has all heads for a part of the sequence: states, convolution
-                          histories, keys and values move */
+                          histories, keys and values move, and queries, so that the work of
+                          causal attention is even (zigzag: cut.h) */
 } ckpt_eng_cp_mode;
 
 typedef struct ckpt_eng_cut ckpt_eng_cut; /* cut.h */

@@ -35,10 +35,10 @@ static void plain_attention(const ckpt_eng_attention *a, const ckpt_eng_seq *seq
 }
 
 static const ckpt_eng_attention shapes[] = {
-    {4, 4, 12, 12, 0,   0},
-    {4, 2, 24, 16, 0,   0},
-    {6, 1, 8,  20, 0.7, 0},
-    {1, 1, 1,  1,  0,   0},
+    {4, 4, 12, 12, 0,   NULL, 0},
+    {4, 2, 24, 16, 0,   NULL, 0},
+    {6, 1, 8,  20, 0.7, NULL, 0},
+    {1, 1, 1,  1,  0,   NULL, 0},
 };
 
 typedef struct attn_case {
@@ -100,10 +100,34 @@ START_TEST(attention_refuses_heads_that_do_not_divide)
 {
     ckpt_eng e;
     ckpt_err err = {0};
-    ckpt_eng_attention a = {3, 2, 4, 4, 0, 0};
+    ckpt_eng_attention a = {.N = 3, .G = 2, .DK = 4, .DV = 4};
     ckpt_eng_init(&e, 1);
     ck_assert_int_eq(ENG(attention)(&e, &a, &packed, NULL, NULL, NULL, NULL, NULL, &err),
                      CKPT_E_USAGE);
+}
+END_TEST
+
+START_TEST(attention_refuses_parts_that_do_not_fit)
+{
+    static const ckpt_eng_part bad[][2] = {
+        {{0, 0, 2, 0},         {0, 1, 1, 2} }, /* overlap */
+        {{1, 0, 1, 0},         {0, 0, 1, 1} }, /* against the order */
+        {{0, 0, 2, 0},         {1, 0, 1, 3} }, /* a hole in the rows */
+        {{0, 0, 1, 0},         {1, 1, 5, 1} }, /* past the end */
+        {{0, -1, 1, 0},        {1, 0, 1, 1} },
+        {{0, 0, -1, 0},        {1, 0, 1, -1}},
+        {{0, 0, 1, 0},         {2, 0, 1, 1} }, /* no such sequence */
+        {{0, INT64_MAX, 1, 0}, {1, 0, 1, 1} },
+    };
+    static const int64_t cu[] = {0, 4, 9};
+    ckpt_eng_seq seq = {2, cu};
+    ckpt_eng e;
+    ckpt_err err = {0};
+    ckpt_eng_attention a = {.N = 1, .G = 1, .DK = 1, .DV = 1, .parts = bad[_i], .n_parts = 2};
+    ckpt_eng_init(&e, 1);
+    ck_assert_int_eq(ENG(attention)(&e, &a, &seq, NULL, NULL, NULL, NULL, NULL, &err),
+                     CKPT_E_USAGE);
+    ck_assert_msg(strstr(err.text, "attention: part ") != NULL, "%s", err.text);
 }
 END_TEST
 
@@ -635,6 +659,7 @@ Suite *suite_engine_attn(void)
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, attention_equals_its_definition_and_its_differences, 0, 4);
     tcase_add_test(t, attention_refuses_heads_that_do_not_divide);
+    tcase_add_loop_test(t, attention_refuses_parts_that_do_not_fit, 0, 8);
     tcase_add_loop_test(t, rope_inverse_undoes_it_and_scores_depend_on_distance, 0, 4);
     suite_add_tcase(s, t);
     t = tcase_create("blocks");

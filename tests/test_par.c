@@ -1,6 +1,9 @@
 /* The network on several ranks, which are threads, against one process: loss, logits, every gradient,
- * side losses and expert counts, in double. */
+ * side losses and expert counts, in double. Softmax attention whose queries are dealt out zigzag: its
+ * results, and how even the ranks' work is. */
 #define CKPT_REAL 64
+#include "checked.h"
+#include "cut.h"
 #include "engine_test.h"
 #include "network.h"
 #include "par_test.h"
@@ -283,6 +286,212 @@ START_TEST(meshes_that_do_not_fit_are_usage_errors)
 }
 END_TEST
 
+/* ---- queries dealt out zigzag ---------------------------------------------------------------- */
+
+typedef struct packing {
+    int64_t n, len[8];
+} packing;
+
+/* Lengths around blocks of 64 queries and 128 keys, fewer than pieces, none at all. */
+static const packing packings[] = {
+    {1, {391}                         },
+    {1, {8}                           },
+    {8, {130, 0, 1, 257, 2, 64, 7, 12}},
+    {5, {1, 1, 1, 1, 1}               },
+    {6, {0, 3, 300, 0, 5, 0}          },
+};
+
+static ckpt_eng_seq packed(const packing *p, int64_t cu[9])
+{
+    cu[0] = 0;
+    for (int64_t i = 0; i < p->n; i++)
+        cu[i + 1] = cu[i] + p->len[i];
+    return (ckpt_eng_seq){p->n, cu};
+}
+
+typedef struct dealt_case {
+    ckpt_eng_attention a;
+    ckpt_eng_seq seq;
+    const real *q, *k, *v, *d_o;
+    real *o, *lse, *dq, *dk, *dv; /* of one process */
+} dealt_case;
+
+static bool same(par_rank *r, const char *what, const real *x, const real *ref, int64_t n)
+{
+    double far = distance(x, ref, n);
+    return far <= LIMIT || PAR_FAIL(r, "%s: relative RMS %.3g", what, far);
+}
+
+static bool attend(par_rank *r, const dealt_case *s, ckpt_eng *e, const ckpt_eng_cut *c, real *out)
+{
+    const ckpt_eng_attention *a = &s->a;
+    int64_t nq = a->N * a->DK, nk = a->G * a->DK, nv = a->G * a->DV, no = a->N * a->DV;
+    const real *q = s->q + c->lo * nq, *k = s->k + c->lo * nk, *v = s->v + c->lo * nv;
+    real *o = out, *lse = o + c->n * no, *dq = lse + c->n * a->N, *dk = dq + c->n * nq,
+         *dv = dk + c->n * nk;
+    if (ENG(attention_cut)(e, a, &c->own, q, k, v, o, lse, &r->err) != CKPT_OK ||
+        ENG(attention_cut_bwd)(e, a, &c->own, q, k, v, o, lse, s->d_o + c->lo * no, dq, dk, dv,
+                               &r->err) != CKPT_OK)
+        return false;
+    return e->dry || (same(r, "o", o, s->o + c->lo * no, c->n * no) &&
+                      same(r, "lse", lse, s->lse + c->lo * a->N, c->n * a->N) &&
+                      same(r, "dq", dq, s->dq + c->lo * nq, c->n * nq) &&
+                      same(r, "dk", dk, s->dk + c->lo * nk, c->n * nk) &&
+                      same(r, "dv", dv, s->dv + c->lo * nv, c->n * nv));
+}
+
+static bool attend_on_one_rank(par_rank *r)
+{
+    const dealt_case *s = r->arg;
+    const ckpt_eng_attention *a = &s->a;
+    ckpt_eng_par par = {0};
+    ckpt_eng_cut cut = {0};
+    ckpt_eng e;
+    ckpt_eng_init(&e, 1);
+    e.par = &par;
+    if (ckpt_eng_par_open(&par, &r->comm, 1, r->comm.size, 1, 1, CKPT_ENG_CP_CHUNKS, &r->err) !=
+        CKPT_OK)
+        return false;
+    bool ok = ckpt_eng_cut_of(&e, &s->seq, &cut, &r->err) == CKPT_OK;
+    par.cut = &cut;
+    int64_t width = (a->N + a->G) * (a->DK + a->DV) + a->N * (a->DK + 1);
+    real *out = calloc((size_t)(cut.n * width + 1), sizeof *out);
+    ok = ok && attend(r, s, &e, &cut, out) && ckpt_eng_reserve(&e, e.peak, &r->err) == CKPT_OK &&
+         attend(r, s, &e, &cut, out);
+    if (!ok)
+        ckpt_comm_abort(&r->comm, 1);
+    free(out);
+    ckpt_eng_cut_free(&cut);
+    ckpt_eng_release(&e);
+    ckpt_eng_par_close(&par);
+    return ok;
+}
+
+START_TEST(attention_of_dealt_queries_is_that_of_one_process)
+{
+    static const ckpt_eng_attention shapes[] = {
+        {.N = 4,  .G = 2,   .DK = 6, .DV = 5     },
+        { .N = 3, .G = 3, .DK = 12, .DV = 8, .scale = 0.4}
+    };
+    for (int i = 0; i < 2; i++) {
+        const ckpt_eng_attention *a = &shapes[i];
+        int64_t cu[9];
+        dealt_case s = {.a = *a, .seq = packed(&packings[_i], cu)};
+        int64_t T = ckpt_eng_tokens(&s.seq);
+        s.q = numbers(T * a->N * a->DK, -2, 2);
+        s.k = numbers(T * a->G * a->DK, -2, 2);
+        s.v = numbers(T * a->G * a->DV, -1, 1);
+        s.d_o = numbers(T * a->N * a->DV, -1, 1);
+        s.o = zeros(T * a->N * a->DV);
+        s.lse = zeros(T * a->N);
+        s.dq = zeros(T * a->N * a->DK);
+        s.dk = zeros(T * a->G * a->DK);
+        s.dv = zeros(T * a->G * a->DV);
+        OK(ENG(attention)(&engine, a, &s.seq, s.q, s.k, s.v, s.o, s.lse, &error));
+        OK(ENG(attention_bwd)(&engine, a, &s.seq, s.q, s.k, s.v, s.o, s.lse, s.d_o, s.dq, s.dk,
+                              s.dv, &error));
+        for (int ranks = 2; ranks <= 5; ranks++)
+            par_run(ranks, attend_on_one_rank, &s);
+    }
+}
+END_TEST
+
+/* The cut of rank c of cp, which needs no other rank. */
+static void cut_alone(const ckpt_eng_seq *seq, int cp, int c, ckpt_eng_cut *cut)
+{
+    ckpt_eng_par par = {.tp = 1, .cp = cp, .dp = 1, .ep = 1, .c = c};
+    ckpt_eng e = engine;
+    e.par = &par;
+    OK(ckpt_eng_cut_of(&e, seq, cut, &error));
+}
+
+static int64_t pairs_of_parts(const ckpt_eng_cut *c)
+{
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < c->n_parts; i++)
+        for (int64_t t = 0; t < c->parts[i].n; t++)
+            pairs += c->parts[i].lo + t + 1;
+    return pairs;
+}
+
+/* Every query on one rank; what a rank sends another is what that one expects. */
+START_TEST(every_query_is_dealt_once)
+{
+    int64_t cu[9];
+    ckpt_eng_seq seq = packed(&packings[_i], cu);
+    int64_t T = ckpt_eng_tokens(&seq), *seen = calloc((size_t)T, sizeof *seen);
+    for (int cp = 2; cp <= 5; cp++) {
+        ckpt_eng_cut cuts[5];
+        for (int c = 0; c < cp; c++) {
+            int64_t row = 0;
+            cut_alone(&seq, cp, c, &cuts[c]);
+            for (int64_t i = 0; i < cuts[c].n_parts; i++) {
+                const ckpt_eng_part *p = &cuts[c].parts[i];
+                ck_assert_int_eq(p->row, row);
+                row += p->n;
+                for (int64_t t = 0; t < p->n; t++)
+                    seen[seq.cu[p->seq] + p->lo + t]++;
+            }
+            ck_assert_int_eq(cuts[c].rows, row);
+            ck_assert_int_eq(cuts[c].pairs, pairs_of_parts(&cuts[c]));
+        }
+        for (int64_t t = 0; t < T; t++)
+            ck_assert_int_eq(seen[t], cp - 1);
+        for (int a = 0; a < cp; a++)
+            for (int b = 0; b < cp; b++)
+                ck_assert_int_eq(cuts[a].out[b], cuts[b].in[a]);
+        for (int c = 0; c < cp; c++)
+            ckpt_eng_cut_free(&cuts[c]);
+    }
+    free(seen);
+}
+END_TEST
+
+/* Most query-key pairs of a rank over the mean: of the ranks' own tokens, and as dealt out. */
+static double unevenness(const ckpt_eng_seq *seq, int cp, bool dealt)
+{
+    double most = 0, sum = 0;
+    for (int c = 0; c < cp; c++) {
+        ckpt_eng_cut cut;
+        int64_t pairs = 0;
+        cut_alone(seq, cp, c, &cut);
+        for (int64_t s = 0; s < seq->n; s++)
+            for (int64_t t = ckpt_max_i64(seq->cu[s], cut.lo);
+                 t < ckpt_min_i64(seq->cu[s + 1], cut.lo + cut.n); t++)
+                pairs += t - seq->cu[s] + 1;
+        double own = (double)(dealt ? pairs_of_parts(&cut) : pairs);
+        most = fmax(most, own);
+        sum += own;
+        ckpt_eng_cut_free(&cut);
+    }
+    return most * cp / sum;
+}
+
+START_TEST(dealt_queries_are_even_work)
+{
+    static const int64_t one[] = {0, 4099};
+    ckpt_eng_seq seq = {1, one};
+    ck_assert_double_ge(unevenness(&seq, 4, false), 1.74);
+    for (int cp = 2; cp <= 8;
+         cp++) /* two pieces a token longer: 2 T pairs more than T^2 / (2 cp) */
+        ck_assert_double_le(unevenness(&seq, cp, true), 1 + 4 * cp / 4099.0);
+    /* A long one among short ones, and only short ones of fewer tokens than there are pieces. */
+    static const packing mixed = {
+        8, {17, 2000, 3, 901, 64, 1, 250, 40}
+    };
+    int64_t cu[9], many[1001] = {0};
+    seq = packed(&mixed, cu);
+    ck_assert_double_ge(unevenness(&seq, 4, false), 1.5);
+    for (int cp = 2; cp <= 8; cp++)
+        ck_assert_double_le(unevenness(&seq, cp, true), 1.01);
+    for (int i = 0; i < 1000; i++)
+        many[i + 1] = many[i] + 1 + i % 7;
+    seq = (ckpt_eng_seq){1000, many};
+    for (int cp = 2; cp <= 8; cp++)
+        ck_assert_double_le(unevenness(&seq, cp, true), 1.02);
+}
+END_TEST
+
 Suite *suite_par(void);
 Suite *suite_par(void)
 {
@@ -294,6 +503,10 @@ Suite *suite_par(void)
                         (int)(sizeof meshes / sizeof *meshes));
     tcase_add_loop_test(t, short_sequences_run_over_many_ranks, 0, 4);
     tcase_add_loop_test(t, meshes_that_do_not_fit_are_usage_errors, 0, 4);
+    int n = (int)(sizeof packings / sizeof *packings);
+    tcase_add_loop_test(t, attention_of_dealt_queries_is_that_of_one_process, 0, n);
+    tcase_add_loop_test(t, every_query_is_dealt_once, 0, n);
+    tcase_add_test(t, dealt_queries_are_even_work);
     suite_add_tcase(s, t);
     return s;
 }
