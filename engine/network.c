@@ -279,13 +279,6 @@ static bool is_param(const ckpt_canon *c)
     return c->state == NULL && !c->extra;
 }
 
-static bool trains(const char *name)
-{
-    size_t n = strlen(name);
-    static const char bias[] = ".router.bias";
-    return n < sizeof bias || strcmp(name + n - (sizeof bias - 1), bias) != 0;
-}
-
 static ckpt_status list_params(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
                                ckpt_err *err)
 {
@@ -329,7 +322,7 @@ static ckpt_status place_params(ENG(network) * m, bool gradients, ckpt_err *err)
     for (size_t i = 0; i < m->n_params; i++) {
         ENG(param) *p = &m->params[i];
         p->x = m->data + at;
-        p->grad = gradients && p->n > 0 && trains(p->name) ? m->grads + at : NULL;
+        p->grad = gradients && p->n > 0 && ckpt_canon_trains(p->name) ? m->grads + at : NULL;
         at += p->n;
     }
     return CKPT_OK;

@@ -7,6 +7,8 @@
  * Source: mla-moe-math.md sections 5 and 6. */
 #include "network_internal.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -274,6 +276,20 @@ static bool all_finite(const real *x, int64_t n)
     return sum == 0;
 }
 
+/* Which token it is in the batch is known where one process has all of them. */
+static ckpt_status refuse_output(const pass *p, int64_t i, const real *y)
+{
+    char where[96] = "";
+    int64_t H = p->m->spec.H, at = 0;
+    while (at < p->T * H - 1 && isfinite(y[at]))
+        at++;
+    if (p->e->par == NULL)
+        snprintf(where, sizeof where, ", first of token %lld, channel %lld (%s)",
+                 (long long)(at / H), (long long)(at % H), isnan(y[at]) ? "nan" : "infinite");
+    return ckpt_fail(p->err, CKPT_E_MISMATCH, "block %lld (%c): output is not finite%s",
+                     (long long)i, p->m->blocks[i].spec.letter, where);
+}
+
 /* Blocks lo..hi-1 from x to *out. What backward needs stays on the stack. */
 static ckpt_status blocks_forward(pass *p, int64_t lo, int64_t hi, real *x, real **out)
 {
@@ -294,8 +310,7 @@ static ckpt_status blocks_forward(pass *p, int64_t lo, int64_t hi, real *x, real
         if (p->run->recompute || !p->run->backward)
             ckpt_eng_drop(p->e, mark);
         if (!p->e->dry && !all_finite(y, p->T * H)) {
-            status = ckpt_fail(p->err, CKPT_E_MISMATCH, "block %lld (%c): output is not finite",
-                               (long long)i, p->m->blocks[i].spec.letter);
+            status = refuse_output(p, i, y);
             goto done;
         }
         p->run->aux_loss += aux[0];

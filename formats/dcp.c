@@ -248,7 +248,8 @@ static ckpt_status take_iteration(ckpt_arena *arena, const char *root, int64_t i
     const char *missing;
     CKPT_CHECK(ckpt_look(dir, &what, err));
     if (what != CKPT_ENTRY_DIR)
-        return ckpt_fail(err, absent, "%s: directory '%s' does not exist", who, name);
+        return ckpt_fail(err, absent, "%s: neither directory '%s' nor file '%s.h5' is there", who,
+                         name, name);
     CKPT_CHECK(exists_in(arena, dir, "mp_rank_00", "mp_rank_00_000", &ranks, err));
     if (ranks)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,

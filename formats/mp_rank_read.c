@@ -90,7 +90,7 @@ static ckpt_status locate(ckpt_mp_reader *r, int64_t wanted, ckpt_err *err)
         return no_memory(err);
     if (!ckpt_exists(r->dir)) /* a file in its place: listing it says so */
         return ckpt_fail(err, wanted >= 0 ? CKPT_E_USAGE : CKPT_E_FORMAT,
-                         "directory '%s' does not exist", name);
+                         "neither directory '%s' nor file '%s.h5' is there", name, name);
     CKPT_CHECK(ckpt_list_dir(r->dir, arena, &r->names, &r->n_names, err));
     if (!any_rank(r->names, r->n_names))
         status = ckpt_fail(err, CKPT_E_FORMAT, "'%s' has no mp_rank_* directory", name);

@@ -83,6 +83,9 @@ typedef struct ckpt_model_opts {
 ckpt_status ckpt_model_bind(ckpt_model *model, ckpt_source *src, const ckpt_model_opts *opts,
                             ckpt_err *err) CKPT_MUST_USE;
 void ckpt_model_release(ckpt_model *model);
+/* False of a parameter that no optimizer moves, so that it has no state: the router's correction bias,
+ * which balancing sets. name: canonical. */
+bool ckpt_canon_trains(const char *name);
 /* By canonical name, or -1. */
 int64_t ckpt_model_find(const ckpt_model *model, const char *name);
 

@@ -230,6 +230,13 @@ static unsigned seen_bit(const char *word)
     return neutral ? SEEN_ANY : SEEN_ANY | SEEN_OTHER;
 }
 
+bool ckpt_canon_trains(const char *name)
+{
+    static const char bias[] = ".router.bias";
+    size_t n = strlen(name), k = sizeof bias - 1;
+    return n < k || strcmp(name + n - k, bias) != 0;
+}
+
 /* Adam's moments come together; other optimizers pair exp_avg with something else. */
 static ckpt_status check_pair(ckpt_binder *b, size_t param, unsigned seen, ckpt_err *err)
 {
@@ -258,6 +265,8 @@ static ckpt_status check_states(ckpt_binder *b, const by_stored *x, const uint8_
         if (b->refs[t].kind == CKPT_STATE_BUCKET)
             return CKPT_OK;
         if (x->head[t] < 0 || ckpt_bind_is_state(b, t))
+            continue;
+        if (seen[t] == 0 && !ckpt_canon_trains(b->m->tensors[x->head[t]].name))
             continue;
         params++;
         CKPT_CHECK(check_pair(b, t, seen[t], err));

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checked.h"
 #include "io.h"
 
 #define WINDOWS_LIMIT ((uint64_t)256 << 20)
@@ -32,6 +33,27 @@ static ckpt_status check_options(const ckpt_train_run *run, ckpt_err *err)
     return CKPT_OK;
 }
 
+/* PyTorch's state dictionaries store a tied head a second time, its optimizer steps one tensor: with the
+ * embedding's bits and no state of its own the head is the embedding, and leaves the model. */
+static ckpt_status tie_head(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_model *m = &run->base;
+    ckpt_tied tied = CKPT_TIED_NO_QUESTION;
+    int64_t head = ckpt_model_find(m, "head.weight");
+    if (head < 0 || ckpt_model_find(m, "optimizer.exp_avg.embed.weight") < 0 ||
+        ckpt_model_find(m, "optimizer.exp_avg.head.weight") >= 0)
+        return CKPT_OK;
+    ckpt_status status = ckpt_model_tied(m, &tied, err);
+    if (status != CKPT_OK || tied != CKPT_TIED_EQUAL)
+        return status;
+    memmove(&m->tensors[head], &m->tensors[head + 1],
+            (m->n_tensors - (size_t)head - 1) * sizeof *m->tensors);
+    m->n_tensors--;
+    ckpt_tool_note(run->tool, "%s: head.weight repeats embed.weight and has no state: tied",
+                   run->from);
+    return CKPT_OK;
+}
+
 static ckpt_status open_base(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status;
@@ -48,6 +70,8 @@ static ckpt_status open_base(ckpt_train_run *run, ckpt_err *err)
     ckpt_tool_warnings(run->tool, &run->src);
     CKPT_CHECK(ckpt_tool_check_objects(&run->src, err));
     CKPT_CHECK(ckpt_tool_bind(run->tool, &run->base, &run->src, NULL, err));
+    if (!run->o->reset_optimizer)
+        CKPT_CHECK(tie_head(run, err));
     if (ckpt_manifest_load(&run->src, &run->old, &run->has_old, &why) != CKPT_OK) {
         ckpt_tool_warn(run->tool, "%s: ignored", why.text);
         run->has_old = false;
@@ -163,20 +187,43 @@ done:
 
 /* ---- network and saver -------------------------------------------------------------------------- */
 
+/* Of the model: a rank holds a part of it. */
+static long long parameters(const ENG(network) * net)
+{
+    long long sum = 0;
+    for (size_t i = 0; i < net->n_params; i++) {
+        int64_t n = 0;
+        (void)ckpt_numel(net->params[i].box.rank, net->params[i].box.dims, &n);
+        sum += n;
+    }
+    return sum;
+}
+
 static void say_where(ckpt_train_run *run)
 {
     const ckpt_train_state *s = &run->trainer.state;
     const char *rule = run->o->optimizer == 1 ? "Muon" : "AdamW";
     if (run->from_config)
         ckpt_tool_note(run->tool, "%s: a new model of %lld parameters, seed %lld; %s",
-                       run->src.path, (long long)run->trainer.net.n_elements,
-                       (long long)run->o->seed, rule);
+                       run->src.path, parameters(&run->trainer.net), (long long)run->o->seed, rule);
     else if (run->found)
         ckpt_tool_note(run->tool, "%s: at step %lld, %lld samples, with %s's state", run->src.path,
                        (long long)s->step, (long long)s->samples, rule);
     else
         ckpt_tool_note(run->tool, "%s: weights alone; %s starts anew%s%.0lld", run->src.path, rule,
                        s->step > 0 ? " at step " : "", (long long)s->step);
+}
+
+/* A list of positions that is too short begins again, which may not be what was meant. */
+static void warn_windows(const ckpt_train_run *run)
+{
+    const ckpt_train_opts *o = run->o;
+    const ckpt_train_state *s = &run->trainer.state;
+    int64_t steps = o->steps > s->step ? o->steps - s->step : 0, last = 0;
+    if (o->windows != NULL && steps > 0 && ckpt_mul_i64(steps, o->batch, &last) &&
+        ckpt_add_i64(last, s->samples, &last) && last > run->n_starts)
+        ckpt_tool_warn(run->tool, "%s: %lld positions for %lld samples: they are taken again",
+                       o->windows, (long long)run->n_starts, (long long)last);
 }
 
 static ckpt_status open_trainer(ckpt_train_run *run, ckpt_err *err)
@@ -191,6 +238,11 @@ static ckpt_status open_trainer(ckpt_train_run *run, ckpt_err *err)
         CKPT_CHECK(ckpt_trainer_load(&run->trainer, &run->found, err));
     CKPT_CHECK(ckpt_train_restore(run, err));
     run->first_step = run->trainer.state.step;
+    if (run->trainer.net.n_params > 0 && ckpt_trainer_bad(&run->trainer, &run->bad))
+        ckpt_tool_warn(run->tool, "%s: %s%s%s holds %s", run->from,
+                       run->bad.state != NULL ? run->bad.state : "tensor",
+                       run->bad.state != NULL ? " of " : " ", run->bad.tensor,
+                       run->bad.nan ? "NaN" : "Inf");
 done:
     if (status != CKPT_OK && status != CKPT_E_USAGE)
         ckpt_tool_frame(err, run->from);
@@ -213,6 +265,7 @@ static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
                       .dir = o->save,
                       .keep = o->keep > 0 ? o->keep : 0,
                       .approximate = o->approximate,
+                      .allow_unknown = o->allow_unknown,
                       .config_dtype = dtypes[o->dtype],
                       .set_dtype = o->dtype != CKPT_TRAIN_KEEP,
                       .lock_fd = -1};
@@ -338,7 +391,9 @@ static ckpt_status train(ckpt_train_run *run, ckpt_err *err)
         struct timespec start;
         clock_gettime(CLOCK_MONOTONIC, &start);
         CKPT_CHECK(check_interrupted(run, err));
-        CKPT_CHECK(ckpt_trainer_step(&run->trainer, &run->report, err));
+        status = ckpt_trainer_step(&run->trainer, &run->report, err);
+        run->bad_data = status == CKPT_E_FORMAT || status == CKPT_E_IO ? status : CKPT_OK;
+        CKPT_CHECK(status);
         double seconds = ckpt_seconds_since(&start);
         run->seconds += seconds;
         ckpt_train_report_step(run, seconds, stall);
@@ -370,6 +425,30 @@ static ckpt_status stop_early(ckpt_train_run *run, ckpt_err *err)
     return status;
 }
 
+/* Data that cannot be trained on: the steps before it are kept. Data-parallel ranks read different
+ * samples, and the others know nothing of it: no save, in which all take part. */
+static ckpt_status stop_data(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_err shown = *err, why = {0};
+    ckpt_status code = run->bad_data;
+    bool alone = run->ranks == NULL || run->ranks->par.dp == 1;
+    ckpt_train_erase(run);
+    ckpt_status status = alone ? save_last(run, &why) : CKPT_OK;
+    if (status != CKPT_OK)
+        ckpt_tool_warn(run->tool, "%s", why.text);
+    if (!ckpt_ranks_lead(run->ranks))
+        return code;
+    if (run->saving && !alone) {
+        ckpt_saver_drain(&run->saver);
+        take_events(run);
+    }
+    const char *newest = ckpt_train_newest(run);
+    *err = (ckpt_err){0};
+    return ckpt_fail(err, code, "%s; %s%s", shown.text,
+                     newest != NULL ? "the last checkpoint is " : "there is no checkpoint",
+                     newest != NULL ? newest : "");
+}
+
 /* Loss or gradient is not finite: nothing is saved, what is saved stays. */
 static ckpt_status stop_bad(ckpt_train_run *run, ckpt_err *err)
 {
@@ -379,10 +458,22 @@ static ckpt_status stop_bad(ckpt_train_run *run, ckpt_err *err)
         take_events(run);
     }
     ckpt_train_erase(run);
-    if (ckpt_train_newest(run) == NULL)
+    const char *newest = ckpt_train_newest(run);
+    ckpt_train_bad now;
+    if (newest == NULL)
         return CKPT_E_MISMATCH;
+    if (run->bad.tensor != NULL)
+        return ckpt_fail(err, CKPT_E_MISMATCH,
+                         "%s; no checkpoint of this run is good: %s itself holds %s in %s%stensor "
+                         "%s",
+                         shown.text, run->from, run->bad.nan ? "NaN" : "Inf",
+                         run->bad.state != NULL ? run->bad.state : "",
+                         run->bad.state != NULL ? " of " : "", run->bad.tensor);
+    if (run->saved_step == run->trainer.state.step && ckpt_trainer_bad(&run->trainer, &now))
+        return ckpt_fail(err, CKPT_E_MISMATCH, "%s; the newest checkpoint, %s, holds it too",
+                         shown.text, newest);
     return ckpt_fail(err, CKPT_E_MISMATCH, "%s; the last good checkpoint is %s", shown.text,
-                     ckpt_train_newest(run));
+                     newest);
 }
 
 static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
@@ -397,19 +488,25 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     CKPT_CHECK(judge_changes(run, err));
     CKPT_CHECK(ckpt_train_schedule(run, err));
     CKPT_CHECK(open_trainer(run, err));
+    CKPT_CHECK(ckpt_train_effects(run, err));
     CKPT_CHECK(open_saver(run, err));
     if (ckpt_ranks_lead(run->ranks))
         CKPT_CHECK(ckpt_train_metrics_open(run, err));
     say_where(run);
+    warn_windows(run);
     status = train(run, err);
     if (status == CKPT_E_INTERRUPTED)
         status = stop_early(run, err);
     else if (status == CKPT_E_MISMATCH)
         status = stop_bad(run, err);
+    else if (run->bad_data != CKPT_OK)
+        status = stop_data(run, err);
     else if (status == CKPT_OK)
         status = save_last(run, err);
     if (status == CKPT_OK)
         ckpt_train_summary(run);
+    if (status == CKPT_OK)
+        status = ckpt_train_metrics_close(run, err);
 done:
     ckpt_train_erase(run);
     return status;
@@ -451,5 +548,6 @@ const ckpt_command ckpt_cmd_train = {
         "N steps are k steps, save, resume and N - k steps, bit for bit, whatever container and\n"
         "layout the checkpoint went through meanwhile. Options that are not given come from the\n"
         "checkpoint; others than its own are refused without --change. Interrupted (SIGINT,\n"
-        "SIGTERM) it saves and exits 0.\n",
+        "SIGTERM) it saves and exits 0. Balancing losses (--aux-coef) are not linear in the\n"
+        "samples: ranks of --dp equal one process only at as many samples per micro-batch.\n",
 };

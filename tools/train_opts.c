@@ -64,6 +64,7 @@ const ckpt_opt ckpt_train_rows[] = {
     {"change",          CKPT_OPT_FLAG,   AT(change),      NULL, "permit options or data other than those of the resumed run", 0, 0},
     {"reset-optimizer", CKPT_OPT_FLAG,   AT(reset_optimizer), NULL, "start the optimizer and the step count anew", 0, 0},
     {"approximate",     CKPT_OPT_FLAG,   AT(approximate), NULL, "permit lossy steps of a save format", 0, 0},
+    {"allow-unknown",   CKPT_OPT_FLAG,   AT(allow_unknown), NULL, "carry tensors that a save format has no place for; such a save converts but does not train", 0, 0},
     {NULL,              CKPT_OPT_FLAG,   0,               NULL, NULL, 0, 0},
 };
 /* clang-format on */

@@ -18,8 +18,16 @@ static void write_line(ckpt_train_run *run, ckpt_jw *w)
     ckpt_jw_close(w, '}');
     ckpt_buf_putc(&w->buf, '\n');
     if (run->metrics != NULL && !w->buf.failed) {
-        (void)fwrite(w->buf.data, 1, w->buf.len, run->metrics);
-        (void)fflush(run->metrics); /* a killed run leaves whole lines */
+        errno = 0;
+        bool whole = fwrite(w->buf.data, 1, w->buf.len, run->metrics) == w->buf.len;
+        whole = fflush(run->metrics) == 0 && whole; /* a killed run leaves whole lines */
+        if (!whole && run->metrics_errno == 0) {
+            run->metrics_errno = errno != 0 ? errno : EIO;
+            ckpt_train_erase(run);
+            ckpt_tool_warn(run->tool, "%s: %s; training goes on, metrics are lost",
+                           run->metrics_path, strerror(run->metrics_errno));
+        }
+        clearerr(run->metrics);
     }
     ckpt_buf_release(&w->buf);
 }
@@ -32,6 +40,7 @@ ckpt_status ckpt_train_metrics_open(ckpt_train_run *run, ckpt_err *err)
         path = ckpt_path_join(&run->tool->arena, run->o->save, "metrics.jsonl");
     if (path == NULL)
         return run->o->save != NULL ? ckpt_tool_no_memory(err) : CKPT_OK;
+    run->metrics_path = path;
     run->metrics = fopen(path, "ae");
     if (run->metrics == NULL)
         return ckpt_fail_errno(err, errno, "%s", path);
@@ -41,6 +50,17 @@ ckpt_status ckpt_train_metrics_open(ckpt_train_run *run, ckpt_err *err)
     ckpt_jw_string(&w, "from", run->from);
     write_line(run, &w);
     return CKPT_OK;
+}
+
+ckpt_status ckpt_train_metrics_close(ckpt_train_run *run, ckpt_err *err)
+{
+    errno = 0;
+    if (run->metrics != NULL && fclose(run->metrics) != 0 && run->metrics_errno == 0)
+        run->metrics_errno = errno != 0 ? errno : EIO;
+    run->metrics = NULL;
+    return run->metrics_errno == 0 ? CKPT_OK
+                                   : ckpt_fail_errno(err, run->metrics_errno,
+                                                     "%s: metrics were lost", run->metrics_path);
 }
 
 static double tokens_a_step(const ckpt_train_run *run)

@@ -21,7 +21,8 @@ typedef struct ckpt_train_opts {
     double lr, min_lr, init_lr, weight_decay, beta1, beta2, eps, clip, momentum, muon_extra;
     double mtp_coef, aux_coef, z_coef, bias_rate, latent_eps, peak_tflops;
     ckpt_rank_opts mesh;
-    bool decay_all, no_shuffle, nesterov, recompute, change, approximate, reset_optimizer;
+    bool decay_all, no_shuffle, nesterov, recompute, change, approximate, reset_optimizer,
+        allow_unknown;
 } ckpt_train_opts;
 
 typedef struct ckpt_train_run {
@@ -49,8 +50,11 @@ typedef struct ckpt_train_run {
     int64_t saved_step; /* newest step handed to the saver, -1 none */
     char *last_path;    /* newest checkpoint that is in place, or NULL */
     uint8_t root[CKPT_SHA256_LEN];
-    char *failed; /* why the newest save failed, NULL if it did not */
+    char *failed;         /* why the newest save failed, NULL if it did not */
+    ckpt_status bad_data; /* why the newest step could not read its samples, or CKPT_OK */
     FILE *metrics;
+    const char *metrics_path;
+    int metrics_errno; /* why a line of it could not be written, or 0 */
     struct timespec start;
     int64_t first_step;
     double seconds; /* in steps */
@@ -58,6 +62,7 @@ typedef struct ckpt_train_run {
     size_t n_saves;
     double worst_stall;
     ckpt_train_report report; /* of the newest step */
+    ckpt_train_bad bad;       /* of the base; tensor NULL: all of it is finite */
     bool drawn;
 } ckpt_train_run;
 
@@ -72,6 +77,11 @@ ckpt_status ckpt_train_resolve(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE
 ckpt_json *ckpt_train_options_json(const ckpt_train_opts *o);
 ckpt_train_config ckpt_train_config_of(const ckpt_train_run *run);
 ckpt_optim_config ckpt_train_optim_of(const ckpt_train_opts *o);
+
+/* ---- train_effects.c -------------------------------------------------------------------------- */
+
+/* Once the trainer is open. Errors: CKPT_E_USAGE an option on the command line that does nothing here. */
+ckpt_status ckpt_train_effects(const ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- train_state.c: where a run stands --------------------------------------------------------- */
 
@@ -88,6 +98,8 @@ const ckpt_json *ckpt_train_arg(const ckpt_train_run *run, const char *name);
 /* ---- train_report.c: what it says -------------------------------------------------------------- */
 
 ckpt_status ckpt_train_metrics_open(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
+/* Errors: CKPT_E_IO a line could not be written (a warning said so at the time). */
+ckpt_status ckpt_train_metrics_close(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
 void ckpt_train_report_step(ckpt_train_run *run, double seconds, double stall);
 /* What the run could go on from: the newest checkpoint it saved, else the one it came from; or NULL. */
 const char *ckpt_train_newest(const ckpt_train_run *run);

@@ -57,7 +57,7 @@ typedef struct ckpt_saver {
     const ckpt_manifest *old; /* the base's, or NULL */
     const char *dir;
     int64_t keep; /* newest checkpoints that stay; 0 = all */
-    bool approximate;
+    bool approximate, allow_unknown;
     ckpt_save_format formats[CKPT_SAVE_FORMATS];
     size_t n_formats;
     ckpt_sidecars sidecars;

@@ -158,7 +158,44 @@ static ckpt_status read_schedule(ckpt_schedule *s, const ckpt_json *j, const nam
              ckpt_json_int(ckpt_json_get(j, "wsd"), &s->wsd) &&
              ckpt_json_double(ckpt_json_get(j, "init_lr"), &s->init_lr);
     return ok ? CKPT_OK
-              : ckpt_fail(err, CKPT_E_FORMAT, "the checkpoint's learning-rate schedule is none");
+              : ckpt_fail(err, CKPT_E_FORMAT,
+                          "the manifest's learning-rate schedule is not readable; --lr-style and "
+                          "--change begin one");
+}
+
+/* Megatron's. One without a style (a checkpoint without arguments, --no-save-optim) moves nothing: the rate
+ * is constant, its numbers replace those of the options. */
+static ckpt_status read_megatron(ckpt_train_run *run, const ckpt_json *j, ckpt_err *err)
+{
+    ckpt_schedule *s = &run->schedule;
+    const ckpt_json *word = ckpt_json_get(j, megatron_names.style);
+    const char *style = ckpt_json_string(word);
+    ckpt_lr_style known;
+    if (word == NULL || ckpt_json_is_null(word) || (style != NULL && strcmp(style, "none") == 0)) {
+        double wd = s->start_wd;
+        (void)ckpt_json_double(ckpt_json_get(j, megatron_names.max_lr), &s->max_lr);
+        (void)ckpt_json_double(ckpt_json_get(j, megatron_names.start_wd), &wd);
+        s->style = CKPT_LR_CONSTANT;
+        s->start_wd = s->end_wd = wd;
+        s->min_lr = s->min_lr <= s->max_lr ? s->min_lr : s->max_lr;
+        s->init_lr = s->init_lr <= s->max_lr ? s->init_lr : s->max_lr;
+        ckpt_tool_note(run->tool,
+                       "%s: its learning-rate schedule has no style: constant at %g (--lr, "
+                       "--lr-style say otherwise)",
+                       run->from, s->max_lr);
+        return CKPT_OK;
+    }
+    if (style == NULL || !ckpt_lr_style_parse(style, &known))
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s: opt_param_scheduler.%s is '%s', expected constant, linear, cosine, "
+                         "inverse-square-root or WSD; --lr-style chooses one",
+                         run->from, megatron_names.style, style != NULL ? style : "no text");
+    if (read_schedule(s, j, &megatron_names, NULL) == CKPT_OK)
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_FORMAT,
+                     "%s: opt_param_scheduler lacks members of a schedule; --lr-style %s begins "
+                     "one from the options",
+                     run->from, style);
 }
 
 static ckpt_status times(int64_t steps, int64_t batch, int64_t *out, ckpt_err *err)
@@ -215,7 +252,7 @@ ckpt_status ckpt_train_schedule(ckpt_train_run *run, ckpt_err *err)
     if (stored != NULL && run->changed.n == 0)
         status = read_schedule(&run->schedule, stored, &own_names, err);
     else if (megatron != NULL)
-        status = read_schedule(&run->schedule, megatron, &megatron_names, err);
+        status = read_megatron(run, megatron, err);
     return status == CKPT_OK ? ckpt_schedule_check(&run->schedule, err) : status;
 }
 

@@ -183,6 +183,7 @@ static ckpt_status make_plan(writer *w, ckpt_err *err)
                                   .sharded = w->f->container->sharded,
                                   .tags = ckpt_foreign_tags(w->s->old, group),
                                   .approximate = w->s->approximate,
+                                  .allow_unknown = w->s->allow_unknown,
                                   .single_file = w->f->file,
                                   .bare = true,
                                   .max_shard_bytes = w->f->file ? 0 : 5000000000U,

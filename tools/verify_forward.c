@@ -124,6 +124,11 @@ static ckpt_status parse_tokens(tokens *t, char *text, ckpt_err *err)
         rows += any;
         p += *p == '\n';
     }
+    if (n > 0 && n == rows)
+        return ckpt_fail(err, CKPT_E_FORMAT,
+                         "%lld token%s, none followed by another on its line: nothing to predict; "
+                         "expected a line of at least 2",
+                         (long long)n, n == 1 ? "" : "s");
     ckpt_status status = tokens_alloc(t, rows, n, err);
     if (status != CKPT_OK)
         return status;

@@ -380,6 +380,45 @@ static ckpt_status reduce(ckpt_trainer *t, ckpt_err *err)
     return ENG(network_sum_grads)(&t->e, &t->net, err);
 }
 
+bool ckpt_trainer_bad(const ckpt_trainer *t, ckpt_train_bad *out)
+{
+    const struct {
+        const float *flat;
+        const char *state;
+    } kinds[] = {
+        {t->net.data, NULL        },
+        {t->master,   "master"    },
+        {t->m,        "exp_avg"   },
+        {t->v,        "exp_avg_sq"}
+    };
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+        for (size_t i = 0; kinds[k].flat != NULL && i < t->net.n_params; i++) {
+            const ckpt_optim_slot *s = &t->slots[i];
+            const float *x = kinds[k].flat + s->at;
+            for (int64_t j = 0; j < t->net.params[i].n; j++) {
+                if (isfinite(x[j]))
+                    continue;
+                const char *state = kinds[k].state;
+                if (kinds[k].flat == t->m && s->muon)
+                    state = "momentum";
+                *out = (ckpt_train_bad){s->name, state, j, isnan(x[j])};
+                return true;
+            }
+        }
+    return false;
+}
+
+/* A value that is stored is the cause, a loss or a block's output only where it shows. */
+static ckpt_status blame_stored(const ckpt_trainer *t, ckpt_err *err)
+{
+    ckpt_train_bad bad;
+    if (!ckpt_trainer_bad(t, &bad))
+        return CKPT_E_MISMATCH;
+    return ckpt_fail(err, CKPT_E_MISMATCH, "tensor %s: %s%selement %lld is %s", bad.tensor,
+                     bad.state != NULL ? bad.state : "", bad.state != NULL ? ", " : "",
+                     (long long)bad.at, bad.nan ? "nan" : "infinite");
+}
+
 static ckpt_status refuse_bad(ckpt_trainer *t, const ckpt_train_report *r, ckpt_err *err)
 {
     int64_t bad;
@@ -387,8 +426,9 @@ static ckpt_status refuse_bad(ckpt_trainer *t, const ckpt_train_report *r, ckpt_
     if (status != CKPT_OK)
         return status;
     double shown = isfinite(r->loss) ? r->grad_norm : r->loss;
-    return ckpt_fail(err, CKPT_E_MISMATCH, "%s is %g, first in the gradient of %s",
-                     isfinite(r->loss) ? "the gradient norm" : "the loss", shown,
+    return ckpt_fail(err, CKPT_E_MISMATCH, "%s is %s, first in the gradient of %s",
+                     isfinite(r->loss) ? "the gradient norm" : "the loss",
+                     isnan(shown) ? "nan" : "infinite", /* printf gives nan a sign */
                      bad >= 0 ? t->slots[bad].name : "no tensor");
 }
 
@@ -452,6 +492,8 @@ ckpt_status ckpt_trainer_step(ckpt_trainer *t, ckpt_train_report *report, ckpt_e
     t->state.tokens += t->config.batch * t->config.seq_len;
     t->state.flops += ckpt_trainer_flops(t);
 done:
+    if (status == CKPT_E_MISMATCH)
+        status = blame_stored(t, err);
     if (status != CKPT_OK && status != CKPT_E_INTERRUPTED)
         ckpt_err_frame(err, "step %lld", (long long)t->state.step + 1);
     return status;

@@ -107,6 +107,15 @@ ckpt_status ckpt_trainer_load(ckpt_trainer *t, bool *found, ckpt_err *err) CKPT_
  * outside the vocabulary; CKPT_E_INTERRUPTED; CKPT_E_IO reading data. */
 ckpt_status ckpt_trainer_step(ckpt_trainer *t, ckpt_train_report *report,
                               ckpt_err *err) CKPT_MUST_USE;
+/* A stored value that is not finite: the element of that number of `tensor` (canonical name), or of its
+ * optimizer state. */
+typedef struct ckpt_train_bad {
+    const char *tensor, *state; /* state NULL: the parameter itself */
+    int64_t at;                 /* element, of this rank's part */
+    bool nan;                   /* else infinite */
+} ckpt_train_bad;
+/* The first one among what this rank holds of parameters, masters, moments. False: all are finite. */
+bool ckpt_trainer_bad(const ckpt_trainer *t, ckpt_train_bad *out);
 /* Floating-point operations of one step: three forwards of its batch. */
 double ckpt_trainer_flops(const ckpt_trainer *t);
 
