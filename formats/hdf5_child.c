@@ -61,7 +61,7 @@ static void child(const char *path, int fd)
             break;
         done += n > 0 ? (uint64_t)n : 0;
     }
-    _exit(ckpt_hdf5_read_error() & 0xff); /* all of Linux' are below 256 */
+    _exit(0);
 }
 
 static ckpt_status receive(int fd, ckpt_buf *out, ckpt_err *err)
@@ -103,7 +103,7 @@ static ckpt_status reap(pid_t pid, ckpt_err *err)
                          WTERMSIG(how));
     if (!WIFEXITED(how))
         return ckpt_fail(err, CKPT_E_FORMAT, "libhdf5 gave up reading its structure: damaged");
-    if (WEXITSTATUS(how) != 0)
+    if (WEXITSTATUS(how) != 0) /* the driver's errno */
         return ckpt_fail_errno(err, WEXITSTATUS(how), "read");
     return CKPT_OK;
 }

@@ -28,11 +28,11 @@ typedef struct driver_file {
     int reads;
 } driver_file;
 
-static int read_error; /* of the first read that failed for another reason than damage */
-
-int ckpt_hdf5_read_error(void)
+/* A file that cannot be read, for another reason than damage, ends the child (hdf5_child.c) at once: the
+ * library, which has been seen to crash after a failed read, is not asked to go on. */
+static void unreadable(int why)
 {
-    return read_error;
+    _exit(why & 0xff); /* all of Linux' are below 256 */
 }
 
 static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t max)
@@ -42,15 +42,13 @@ static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t
     (void)max;
     if (f == NULL)
         return NULL;
-    f->fd = (flags & (H5F_ACC_RDWR | H5F_ACC_TRUNC | H5F_ACC_CREAT)) != 0
-                ? -1
-                : open(name, O_RDONLY | O_CLOEXEC);
-    if (f->fd < 0 || fstat(f->fd, &f->id) != 0 || f->id.st_size < 0) {
-        if (f->fd >= 0)
-            close(f->fd);
+    if ((flags & (H5F_ACC_RDWR | H5F_ACC_TRUNC | H5F_ACC_CREAT)) != 0) {
         free(f);
         return NULL;
     }
+    f->fd = open(name, O_RDONLY | O_CLOEXEC);
+    if (f->fd < 0 || fstat(f->fd, &f->id) != 0)
+        unreadable(errno);
     f->eof = (haddr_t)f->id.st_size;
     return &f->base;
 }
@@ -113,8 +111,8 @@ static herr_t driver_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at,
     errno = 0;
     if (ckpt_pread_full(f->fd, out, n, at, NULL) == CKPT_OK)
         return 0;
-    if (read_error == 0)
-        read_error = errno;
+    if (errno != 0)
+        unreadable(errno);
     return -1;
 }
 
@@ -180,11 +178,6 @@ bool ckpt_hdf5_locate(const ckpt_hdf5_describe *d, hid_t dataset, const hsize_t 
 }
 
 #else
-
-int ckpt_hdf5_read_error(void)
-{
-    return 0; /* the library's own driver does not tell */
-}
 
 bool ckpt_hdf5_use_driver(hid_t access)
 {
