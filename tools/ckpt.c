@@ -54,7 +54,8 @@ static void on_signal(int signal)
 
 static void install_signals(const ckpt_command *command)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    /* SIGUSR1 is what mpirun passes on to its ranks, and what Slurm sends ahead of a time limit. */
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     struct sigaction action = {0};
     unwinds = command->writes;
     /* on a terminal it follows a progress bar that has no line end yet */

@@ -4,6 +4,7 @@
 #include "train_run.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -412,6 +413,8 @@ static ckpt_status stop_early(ckpt_train_run *run, ckpt_err *err)
 {
     if (run->o->save == NULL)
         return CKPT_E_INTERRUPTED;
+    /* Ranks stop together: their own signal may come after another's, and must not stop the saving. */
+    (void)signal(SIGUSR1, SIG_IGN);
     ckpt_interrupted = 0; /* once more interrupts the saving */
     ckpt_train_erase(run);
     *err = (ckpt_err){0};

@@ -61,6 +61,14 @@ err 'tp 2 x cp 2 x dp 1 need 4 ranks, there are 2; start them with mpirun -np 4'
 [ "$(grep -c '^ckpt: train: tp 2' $ERR)" -eq 1 ] || fail "said by every rank: $(cat $ERR)"
 mpi 2 3 train --resume "$kimi" "${run[@]}" --steps 2 --tp 3
 err 'block 0: 2 heads of linear attention cannot be cut into 3 parts'
+# mpirun passes SIGUSR1 on: every rank stops after the same step, and the run is saved.
+mpirun --oversubscribe --bind-to none -np 2 "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --tp 2 --save usr1 --metrics usr1.jsonl >$OUT 2>$ERR &
+job=$!
+for _ in $(seq 200); do [ -s usr1.jsonl ] && grep -q '"loss"' usr1.jsonl && break; sleep 0.1; done
+kill -USR1 "$job"
+wait "$job" || fail "SIGUSR1 to mpirun: $(cat $ERR)"
+err 'interrupted after step [0-9]+; saved usr1/iter_[0-9]+; go on with'
+rc 0 verify usr1 --hash
 # A rank that is killed ends the run, and what it was saving does not look complete.
 if command -v pgrep >/dev/null; then
     mpirun --oversubscribe --bind-to none -np 2 "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --tp 2 --save dead --save-every 3 >$OUT 2>$ERR &
