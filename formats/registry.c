@@ -252,7 +252,8 @@ static ckpt_status enter_root(const ckpt_probe *probe, const ckpt_open_opts *opt
     int64_t iteration = opts->iteration;
     ckpt_status status = CKPT_OK;
     ckpt_entry what;
-    if (!probe->is_dir || opts->container != NULL || !listed(probe, CKPT_DCP_TRACKER))
+    if (!probe->is_dir || opts->container != NULL ||
+        (iteration < 0 && !listed(probe, CKPT_DCP_TRACKER)))
         return CKPT_OK;
     char *tracker = ckpt_path_join(arena, *path, CKPT_DCP_TRACKER);
     if (tracker == NULL)
@@ -298,11 +299,43 @@ static int64_t iteration_of(const char *path)
     return sscanf(name + 5, "%18" SCNd64, &n) == 1 ? n : -1;
 }
 
+/* A save root whose checkpoint did not open, or that does not say which is its newest: name the others
+ * in it, for there is a way on. */
+static void name_others(const ckpt_source *src, const ckpt_probe *probe, const char *path,
+                        const ckpt_open_opts *opts, ckpt_err *err)
+{
+    enum { SHOWN = 5 };
+    ckpt_arena scratch = {0};
+    ckpt_buf list = {0};
+    char **names = NULL;
+    size_t n = 0, others = 0;
+    const char *tried = src->root != NULL ? ckpt_basename(src->root) : "";
+    if (err == NULL || !probe->is_dir || opts->container != NULL || iteration_of(path) >= 0 ||
+        ckpt_list_dir(path, &scratch, &names, &n, NULL) != CKPT_OK)
+        n = 0;
+    for (size_t i = n; i-- > 0;) { /* the newest sorts last */
+        int64_t at = iteration_of(names[i]);
+        const char *suffix = names[i] + strlen(names[i]);
+        bool manifest = suffix - names[i] > 5 && strcmp(suffix - 5, ".json") == 0;
+        if (at < 0 || manifest || strcmp(names[i], tried) == 0 || at == opts->iteration)
+            continue;
+        if (others++ < SHOWN)
+            ckpt_buf_printf(&list, "%s%" PRId64, others > 1 ? ", " : "", at);
+    }
+    if (others > 0 && !list.failed) {
+        ckpt_err first = *err;
+        (void)ckpt_fail(err, first.code, "%s; other iterations here, for --iteration N: %s%s",
+                        first.text, (const char *)list.data, others > SHOWN ? ", ..." : "");
+    }
+    ckpt_buf_release(&list);
+    ckpt_arena_free(&scratch);
+}
+
 ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open_opts *opts,
                              ckpt_err *err)
 {
     static const ckpt_open_opts defaults = {.iteration = -1};
-    ckpt_probe probe;
+    ckpt_probe probe = {0};
     ckpt_status status = CKPT_OK;
     *src = (ckpt_source){.iteration = -1};
     if (opts == NULL)
@@ -332,6 +365,8 @@ ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open
 done:
     if (status != CKPT_OK) {
         frame_path(err, path);
+        if (status == CKPT_E_FORMAT || status == CKPT_E_IO || status == CKPT_E_USAGE)
+            name_others(src, &probe, path, opts, err);
         ckpt_source_close(src);
     }
     return status;

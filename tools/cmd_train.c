@@ -22,6 +22,8 @@ static ckpt_status check_options(const ckpt_train_run *run, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "choose --resume PATH, to go on from a checkpoint, or --init CONFIG, for "
                          "a new model");
+    if (o->fallback && o->resume == NULL)
+        return ckpt_fail(err, CKPT_E_USAGE, "--fallback without --resume PATH");
     if (o->steps < 0)
         return ckpt_fail(err, CKPT_E_USAGE, "--steps N is missing");
     if (o->data.n == 0 && o->steps > 0)
@@ -57,8 +59,6 @@ static ckpt_status tie_head(ckpt_train_run *run, ckpt_err *err)
 
 static ckpt_status open_base(ckpt_train_run *run, ckpt_err *err)
 {
-    ckpt_status status;
-    ckpt_err why = {0};
     if (run->o->init != NULL) {
         const uint64_t seed = run->o->seed >= 0 ? (uint64_t)run->o->seed : CKPT_TRAIN_SEED;
         run->from = run->o->init;
@@ -67,20 +67,14 @@ static ckpt_status open_base(ckpt_train_run *run, ckpt_err *err)
                                err);
     }
     run->from = run->o->resume;
-    CKPT_CHECK(ckpt_tool_open(run->tool, &run->src, run->from, run->o->iteration, err));
-    ckpt_tool_warnings(run->tool, &run->src);
-    CKPT_CHECK(ckpt_tool_check_objects(&run->src, err));
-    CKPT_CHECK(ckpt_tool_bind(run->tool, &run->base, &run->src, NULL, err));
-    if (!run->o->reset_optimizer)
-        CKPT_CHECK(tie_head(run, err));
-    if (ckpt_manifest_load(&run->src, &run->old, &run->has_old, &why) != CKPT_OK) {
-        ckpt_tool_warn(run->tool, "%s: ignored", why.text);
-        run->has_old = false;
-    }
+    ckpt_status status = ckpt_train_open_base(run, err);
+    if (status == CKPT_OK && !run->o->reset_optimizer)
+        status = tie_head(run, err);
+    if (status != CKPT_OK)
+        return status;
     if (run->has_old && !run->o->reset_optimizer)
         run->stored = run->old.training;
-done:
-    return status;
+    return CKPT_OK;
 }
 
 /* ---- what the run was -------------------------------------------------------------------------- */
@@ -265,6 +259,7 @@ static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
                       .old = run->has_old ? &run->old : NULL,
                       .dir = o->save,
                       .keep = o->keep > 0 ? o->keep : 0,
+                      .run_name = run->name,
                       .approximate = o->approximate,
                       .allow_unknown = o->allow_unknown,
                       .config_dtype = dtypes[o->dtype],
@@ -486,12 +481,14 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     run->schedule_given = gives_schedule(run->o);
     CKPT_CHECK(open_base(run, err));
+    CKPT_CHECK(ckpt_train_check_save(run, err));
     CKPT_CHECK(ckpt_train_resolve(run, err));
     CKPT_CHECK(open_data(run, err));
     CKPT_CHECK(judge_changes(run, err));
     CKPT_CHECK(ckpt_train_schedule(run, err));
     CKPT_CHECK(open_trainer(run, err));
     CKPT_CHECK(ckpt_train_effects(run, err));
+    CKPT_CHECK(ckpt_train_identify(run, err));
     CKPT_CHECK(open_saver(run, err));
     if (ckpt_ranks_lead(run->ranks))
         CKPT_CHECK(ckpt_train_metrics_open(run, err));

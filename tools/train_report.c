@@ -41,6 +41,11 @@ ckpt_status ckpt_train_metrics_open(ckpt_train_run *run, ckpt_err *err)
     if (path == NULL)
         return run->o->save != NULL ? ckpt_tool_no_memory(err) : CKPT_OK;
     run->metrics_path = path;
+    if (run->o->metrics == NULL) {
+        ckpt_status status = ckpt_train_metrics_aside(run, path, err);
+        if (status != CKPT_OK)
+            return status;
+    }
     run->metrics = fopen(path, "ae");
     if (run->metrics == NULL)
         return ckpt_fail_errno(err, errno, "%s", path);

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #define CKPT_TRAIN_SEED 1234
+#define CKPT_RUN_NAME 32 /* characters */
 
 /* Not given: -1 for numbers and choices, false, NULL. What is not given comes from the checkpoint that
  * is resumed, else from the defaults. */
@@ -22,7 +23,7 @@ typedef struct ckpt_train_opts {
     double mtp_coef, aux_coef, z_coef, bias_rate, latent_eps, peak_tflops;
     ckpt_rank_opts mesh;
     bool decay_all, no_shuffle, nesterov, recompute, change, approximate, reset_optimizer,
-        allow_unknown;
+        allow_unknown, fallback, force;
 } ckpt_train_opts;
 
 typedef struct ckpt_train_run {
@@ -32,10 +33,12 @@ typedef struct ckpt_train_run {
     ckpt_model base;
     ckpt_manifest old; /* of the base */
     bool has_old, from_config;
-    const char *from;        /* PATH of the base */
-    const ckpt_json *stored; /* the base's "training", or NULL */
-    bool schedule_given;     /* the command line says something of learning rate or decay */
-    ckpt_strings changed;    /* options that differ from the stored ones, a phrase each */
+    bool goes_on;                 /* in the directory that the base is from */
+    char name[CKPT_RUN_NAME + 1]; /* of the run (train_guard.c) */
+    const char *from;             /* PATH of the base */
+    const ckpt_json *stored;      /* the base's "training", or NULL */
+    bool schedule_given;          /* the command line says something of learning rate or decay */
+    ckpt_strings changed;         /* options that differ from the stored ones, a phrase each */
     ckpt_schedule schedule;
     ckpt_data *data;
     uint8_t data_digest[CKPT_SHA256_LEN];
@@ -94,6 +97,23 @@ ckpt_status ckpt_train_describe(const ckpt_train_run *run, ckpt_json **training,
                                 ckpt_json **args, ckpt_err *err) CKPT_MUST_USE;
 /* The base's option by Megatron's name for it, or NULL. */
 const ckpt_json *ckpt_train_arg(const ckpt_train_run *run, const char *name);
+
+/* ---- train_base.c: the checkpoint to go on from ------------------------------------------------- */
+
+/* Fill src, base and old from --resume, or with --fallback from the newest good checkpoint before it.
+ * Errors: CKPT_E_MISMATCH data or manifest differ; CKPT_E_FORMAT and others of opening; each names the
+ * newest good one before it. */
+ckpt_status ckpt_train_open_base(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- train_guard.c: whose a directory is -------------------------------------------------------- */
+
+/* Sets goes_on. CKPT_E_USAGE: --save DIR holds checkpoints of another run, without --force. */
+ckpt_status ckpt_train_check_save(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
+/* Name the run; after ckpt_train_restore. */
+ckpt_status ckpt_train_identify(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
+/* Rename another run's metrics out of the way. */
+ckpt_status ckpt_train_metrics_aside(ckpt_train_run *run, const char *path,
+                                     ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- train_report.c: what it says -------------------------------------------------------------- */
 

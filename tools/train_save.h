@@ -56,7 +56,8 @@ typedef struct ckpt_saver {
     const ckpt_model *base;
     const ckpt_manifest *old; /* the base's, or NULL */
     const char *dir;
-    int64_t keep; /* newest checkpoints that stay; 0 = all */
+    int64_t keep;         /* newest checkpoints that stay; 0 = all */
+    const char *run_name; /* only its checkpoints are removed */
     bool approximate, allow_unknown;
     ckpt_save_format formats[CKPT_SAVE_FORMATS];
     size_t n_formats;
@@ -74,6 +75,9 @@ typedef struct ckpt_saver {
     size_t n_events, cap_events;
     ckpt_arena arena;
 } ckpt_saver;
+
+/* N of the name of a checkpoint, iter_N or iter_N.h5, else -1. */
+int64_t ckpt_train_iteration_of(const char *name);
 
 /* Parse --save-format; `base` NULL text: the base's own container, layout and mesh 1 if it can be written.
  * Errors: CKPT_E_USAGE, CKPT_E_UNSUPPORTED. */

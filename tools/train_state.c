@@ -1,7 +1,7 @@
 /* Where a training run stands, read from a checkpoint and written beside the next one.
  *
  * The manifest's "training" member, which every conversion carries:
- *   {"version":1,"step":n,"samples":n,"tokens":n,"updates":n,"flops":x,
+ *   {"version":1,"run":hex,"step":n,"samples":n,"tokens":n,"updates":n,"flops":x,
  *    "data":{"digest":hex,"files":[name...]},
  *    "options":{option:value...}     the options that the trajectory depends on (train_opts.c)
  *    "schedule":{"init_lr":x,"max_lr":x,"min_lr":x,"warmup":n,"decay":n,"style":s,"wsd":n,
@@ -401,6 +401,7 @@ static ckpt_json *training_json(const ckpt_train_run *run)
     const ckpt_train_state *s = &run->trainer.state;
     maker m = make();
     put_int(&m, "version", STATE_VERSION);
+    put_text(&m, "run", run->name);
     put_int(&m, "step", s->step);
     put_int(&m, "samples", s->samples);
     put_int(&m, "tokens", s->tokens);

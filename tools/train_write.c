@@ -287,14 +287,39 @@ done:
 
 /* ---- retention ------------------------------------------------------------------------------- */
 
-/* N of iter_N or iter_N.h5, else -1. */
-static int64_t iteration_of(const char *name)
+int64_t ckpt_train_iteration_of(const char *name)
 {
     char *end = NULL;
-    if (strncmp(name, "iter_", 5) != 0 || name[5] < '0' || name[5] > '9')
+    size_t digits = strncmp(name, "iter_", 5) == 0 ? strspn(name + 5, "0123456789") : 0;
+    if (digits < 1 || digits > 18)
         return -1;
     long long n = strtoll(name + 5, &end, 10);
     return *end == '\0' || strcmp(end, ".h5") == 0 ? (int64_t)n : -1;
+}
+
+/* The step of a checkpoint that this run wrote, by its name and its manifest; else -1. What cannot be
+ * read is not ours. */
+static int64_t own_step(writer *w, const char *name)
+{
+    ckpt_manifest m = {0};
+    int64_t at = ckpt_train_iteration_of(name), step = -1;
+    char expected[40];
+    size_t n = strlen(name);
+    bool file = n > 3 && strcmp(name + n - 3, ".h5") == 0;
+    if (at < 0)
+        return -1;
+    snprintf(expected, sizeof expected, "iter_%07lld%s", (long long)at, file ? ".h5" : "");
+    if (strcmp(name, expected) != 0 || file != w->f->file)
+        return -1;
+    const char *path = ckpt_arena_printf(&w->arena, "%s/%s%s%s", w->f->root, name, file ? "" : "/",
+                                         file ? CKPT_MANIFEST_SUFFIX : CKPT_MANIFEST_NAME);
+    if (path == NULL || ckpt_manifest_read(path, &m, NULL) != CKPT_OK)
+        return -1;
+    const char *run = ckpt_json_string(ckpt_json_get(m.training, "run"));
+    bool ours = run != NULL && strcmp(run, w->s->run_name) == 0 &&
+                ckpt_json_int(ckpt_json_get(m.training, "step"), &step) && step == at;
+    ckpt_manifest_release(&m);
+    return ours ? at : -1;
 }
 
 /* Renamed first: what is half removed must not look like a checkpoint. */
@@ -312,7 +337,7 @@ static ckpt_status remove_one(ckpt_arena *arena, const char *root, const char *n
     return CKPT_OK;
 }
 
-/* The newest `keep` up to this step stay; those of a later step are another run's. */
+/* Of this run's, the newest `keep` up to this step stay; nothing else is touched. */
 static ckpt_status retain(writer *w, ckpt_err *err)
 {
     char **names = NULL;
@@ -321,14 +346,17 @@ static ckpt_status retain(writer *w, ckpt_err *err)
     if (w->s->keep <= 0)
         return CKPT_OK;
     CKPT_CHECK(ckpt_list_dir(w->f->root, &w->arena, &names, &n, err));
+    int64_t *steps = ckpt_arena_array(&w->arena, n + 1, sizeof *steps);
+    if (steps == NULL)
+        return ckpt_tool_no_memory(err);
+    for (size_t i = 0; i < n; i++)
+        steps[i] = own_step(w, names[i]);
     for (size_t i = 0; i < n; i++) {
-        int64_t at = iteration_of(names[i]), newer = 0;
-        if (at < 0 || at >= w->job->step)
+        int64_t newer = 0;
+        if (steps[i] < 0 || steps[i] >= w->job->step)
             continue;
-        for (size_t k = 0; k < n; k++) {
-            int64_t other = iteration_of(names[k]);
-            newer += other > at && other <= w->job->step;
-        }
+        for (size_t k = 0; k < n; k++)
+            newer += steps[k] > steps[i] && steps[k] <= w->job->step;
         if (newer >= w->s->keep)
             CKPT_CHECK(remove_one(&w->arena, w->f->root, names[i], err));
     }
