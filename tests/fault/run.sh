@@ -90,7 +90,8 @@ t verify-write-power 2 --source src --output src/ckpt.manifest.json --mode power
     verify src --write
 
 # A step and its save; the save root, its lock, metrics and tracker are there from an earlier run.
-train=(train --init src --data src/config.json --steps 1 --seq-len 16 --batch 1 --save save)
+train=(train --init src --data src/config.json --steps 1 --seq-len 16 --batch 1 --save save --force
+    --metrics save/metrics.jsonl)
 for _ in 1 2; do
     rm -rf "$work/save/iter_0000001"
     (cd "$work" && "$ckpt" "${train[@]}" --threads 1 --quiet)
