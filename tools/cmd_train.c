@@ -423,23 +423,17 @@ static ckpt_status stop_early(ckpt_train_run *run, ckpt_err *err)
     return status;
 }
 
-/* Data that cannot be trained on: the steps before it are kept. Data-parallel ranks read different
- * samples, and the others know nothing of it: no save, in which all take part. */
+/* Data that cannot be trained on, on one rank or on all: the steps before it are kept. */
 static ckpt_status stop_data(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_err shown = *err, why = {0};
     ckpt_status code = run->bad_data;
-    bool alone = run->ranks == NULL || run->ranks->par.dp == 1;
     ckpt_train_erase(run);
-    ckpt_status status = alone ? save_last(run, &why) : CKPT_OK;
+    ckpt_status status = save_last(run, &why);
     if (status != CKPT_OK)
         ckpt_tool_warn(run->tool, "%s", why.text);
     if (!ckpt_ranks_lead(run->ranks))
         return code;
-    if (run->saving && !alone) {
-        ckpt_saver_drain(&run->saver);
-        take_events(run);
-    }
     const char *newest = ckpt_train_newest(run);
     *err = (ckpt_err){0};
     return ckpt_fail(err, code, "%s; %s%s", shown.text,

@@ -345,6 +345,32 @@ done:
 
 /* ---- stepping -------------------------------------------------------------------------------- */
 
+/* Samples of this data-parallel rank. What one rank cannot read ends the step on all, with its words. */
+static ckpt_status read_samples(ckpt_trainer *t, int64_t first, ckpt_eng_seq *seq, ckpt_err *err)
+{
+    ckpt_eng_par *par = t->config.par;
+    struct {
+        int64_t status;
+        char text[CKPT_ERR_MAX];
+    } said = {0};
+    ckpt_err why = {0};
+    ckpt_status status = ckpt_data_batch(t->data, first, 1, t->config.micro, t->ids, t->labels,
+                                         t->cu, &seq->n, &why);
+    said.status = (int64_t)status;
+    snprintf(said.text, sizeof said.text, "%s", status != CKPT_OK ? why.text : "");
+    if (par != NULL && par->dp > 1) { /* else all ranks read the same */
+        ckpt_comm *w = par->world;
+        int64_t bad = status != CKPT_OK ? w->size - w->rank : 0; /* the lowest rank speaks */
+        CKPT_CHECK(ckpt_comm_allreduce(w, CKPT_COMM_I64, CKPT_COMM_MAX_OF, &bad, 1, err));
+        if (bad > 0)
+            CKPT_CHECK(ckpt_comm_broadcast(w, &said, sizeof said, w->size - (int)bad, err));
+    }
+    status = said.status == CKPT_OK ? CKPT_OK
+                                    : ckpt_fail(err, (ckpt_status)said.status, "%s", said.text);
+done:
+    return status;
+}
+
 /* Gradients of all micro-batches, added up. */
 static ckpt_status accumulate(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
 {
@@ -355,8 +381,7 @@ static ckpt_status accumulate(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *e
     for (int64_t i = 0; i < rounds; i++) {
         ENG(run) run;
         ckpt_eng_seq seq = {.cu = t->cu};
-        CKPT_CHECK(ckpt_data_batch(t->data, t->state.samples + (i * dp + d) * c->micro, 1, c->micro,
-                                   t->ids, t->labels, t->cu, &seq.n, err));
+        CKPT_CHECK(read_samples(t, t->state.samples + (i * dp + d) * c->micro, &seq, err));
         CKPT_CHECK(run_micro(t, &seq, &run, err));
         r->loss += run.loss / (double)rounds;
         r->mtp_loss += run.mtp_loss / (double)rounds;

@@ -55,6 +55,15 @@ rc 0 train --resume "$kimi" "${run[@]}" --steps 4 --optimizer muon --muon-extra 
 mpi 0 2 train --resume "$kimi" "${run[@]}" --steps 4 --optimizer muon --muon-extra 0.2 --tp 2 --metrics muon2.jsonl --save muon2
 close_to muon2.jsonl muon.jsonl 1e-4
 
+# A token outside the vocabulary on one of two data-parallel ranks: the steps before it are saved.
+(seq 1 99 | tr -dc 0-9 | tr 0-9 '\000-\011'; printf '\377'; seq 1 99 | tr -dc 0-9 | tr 0-9 '\000-\011') >broken.txt
+mpi 3 2 train --resume "$FIXTURES/mcore/optim_params_tp2" --reset-optimizer --data broken.txt --seq-len 8 --batch 2 \
+    --steps 99 --no-shuffle --threads 1 --save broken
+err 'token 189 is 255'; err 'the last checkpoint is broken/iter_0000011'
+rc 0 verify broken --hash --quiet
+# the parameters are the model's, not a rank's
+mpi 0 2 train --init "$kimi" "${run[@]}" --steps 1 --tp 2; err 'a new model of 332830 parameters'
+
 # Errors: one line from rank 0, the others end with it.
 mpi 2 2 train --resume "$kimi" "${run[@]}" --steps 2 --tp 2 --cp 2
 err 'tp 2 x cp 2 x dp 1 need 4 ranks, there are 2; start them with mpirun -np 4'
