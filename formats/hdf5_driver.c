@@ -28,13 +28,6 @@ typedef struct driver_file {
     int reads;
 } driver_file;
 
-/* A file that cannot be read, for another reason than damage, ends the child (hdf5_child.c) at once: the
- * library, which has been seen to crash after a failed read, is not asked to go on. */
-static void unreadable(int why)
-{
-    _exit(why & 0xff); /* all of Linux' are below 256 */
-}
-
 static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t max)
 {
     driver_file *f = calloc(1, sizeof *f);
@@ -48,7 +41,7 @@ static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t
     }
     f->fd = open(name, O_RDONLY | O_CLOEXEC);
     if (f->fd < 0 || fstat(f->fd, &f->id) != 0)
-        unreadable(errno);
+        ckpt_hdf5_unreadable(errno);
     f->eof = (haddr_t)f->id.st_size;
     return &f->base;
 }
@@ -112,7 +105,7 @@ static herr_t driver_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at,
     if (ckpt_pread_full(f->fd, out, n, at, NULL) == CKPT_OK)
         return 0;
     if (errno != 0)
-        unreadable(errno);
+        ckpt_hdf5_unreadable(errno);
     return -1;
 }
 

@@ -76,6 +76,9 @@ typedef enum ckpt_hdf5_place {
 /* Have the file at `path` described by a child process. Errors: CKPT_E_FORMAT the library crashed on
  * it or never ended; CKPT_E_IO no child; CKPT_E_INTERRUPTED. */
 ckpt_status ckpt_hdf5_describe_file(const char *path, ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
+/* In that child: end it, since the file cannot be read for another reason than damage. libhdf5 has been
+ * seen to crash after a failed read, and is not asked to go on. */
+_Noreturn void ckpt_hdf5_unreadable(int why);
 /* Describe the file at `path` into out. Runs inside the child process (hdf5_child.c): here, and only
  * here, libhdf5 meets bytes that it did not write itself. Damage is told by a FAIL record; a file that
  * cannot be read ends the process, with errno as its status. */
