@@ -162,6 +162,9 @@ void ckpt_row_index_free(ckpt_row_index *x);
 /* Does a comma-separated list of choices decide a row's tag? -1 it does not say, 0 other choices,
  * 1 chosen (every group that the tag names is mentioned and agrees). */
 int ckpt_tag_verdict(const char *choices, const char *tag);
+/* The same of a row's whole tag, whose choices each go by the first of n words that decides about them:
+ * 0 as soon as one choice is against the row, -1 if one is left open, else 1. */
+int ckpt_tags_decide(const char *const *words, size_t n, const char *tag);
 
 /* ---- layout.c: views ------------------------------------------------------------------------- */
 

@@ -294,3 +294,23 @@ int ckpt_tag_verdict(const char *choices, const char *tag)
     }
     return verdict;
 }
+
+int ckpt_tags_decide(const char *const *words, size_t n, const char *tag)
+{
+    int verdict = 1;
+    for (size_t len; tag != NULL && *tag != '\0'; tag += len + strspn(tag + len, " ")) {
+        char one[64];
+        int now = -1;
+        len = strcspn(tag, " ");
+        if (len >= sizeof one)
+            return -1;
+        memcpy(one, tag, len);
+        one[len] = '\0';
+        for (size_t i = 0; i < n && now < 0; i++)
+            now = ckpt_tag_verdict(words[i], one);
+        if (now == 0)
+            return 0;
+        verdict = now < verdict ? now : verdict;
+    }
+    return verdict;
+}

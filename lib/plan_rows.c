@@ -16,22 +16,7 @@ int ckpt_plan_tag(const ckpt_planner *p, const char *tag)
     const char *words[] = {p->shape_tags,   p->config_tags,
                            p->opts->tags,   p->same_layout ? p->model->tags : NULL,
                            p->written_tags, p->layout->default_tags};
-    int verdict = 1;
-    for (size_t n; tag != NULL && *tag != '\0'; tag += n + strspn(tag + n, " ")) {
-        char one[64];
-        int now = -1;
-        n = strcspn(tag, " ");
-        if (n >= sizeof one)
-            return -1;
-        memcpy(one, tag, n);
-        one[n] = '\0';
-        for (size_t i = 0; i < sizeof words / sizeof words[0] && now < 0; i++)
-            now = ckpt_tag_verdict(words[i], one);
-        if (now == 0)
-            return 0;
-        verdict = now < verdict ? now : verdict;
-    }
-    return verdict;
+    return ckpt_tags_decide(words, sizeof words / sizeof words[0], tag);
 }
 
 static const char *apply_renames(ckpt_planner *p, const char *name)

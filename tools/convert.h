@@ -17,6 +17,10 @@ typedef struct ckpt_report {
     size_t undecoded; /* tensors that the source's container cannot decode */
 } ckpt_report;
 
+/* One more line of one of the lists. */
+ckpt_status ckpt_report_add(ckpt_tool *tool, ckpt_strings *list, ckpt_err *err, const char *fmt,
+                            ...) CKPT_PRINTF(4, 5);
+
 /* Warnings of an opened source (said at once) and what cannot be taken over from it at all. */
 ckpt_status ckpt_report_source(ckpt_tool *tool, ckpt_report *r, const ckpt_source *src,
                                ckpt_err *err) CKPT_MUST_USE;

@@ -201,20 +201,6 @@ static bool fits_mesh(const char *name, const ckpt_json *from, const ckpt_mesh *
     return true;
 }
 
-static ckpt_status CKPT_PRINTF(4, 5)
-    drop(ckpt_tool *tool, ckpt_report *r, ckpt_err *err, const char *fmt, ...)
-{
-    ckpt_buf b = {0};
-    va_list ap;
-    va_start(ap, fmt);
-    ckpt_buf_vprintf(&b, fmt, ap);
-    va_end(ap);
-    const char *text =
-        b.failed ? NULL : ckpt_arena_strndup(&tool->arena, (const char *)b.data, b.len);
-    ckpt_buf_release(&b);
-    return text != NULL ? ckpt_strings_push(&r->dropped, text, err) : ckpt_tool_no_memory(err);
-}
-
 static ckpt_status restore_one(ckpt_tool *tool, ckpt_plan *plan, const char *name,
                                const ckpt_buf *bytes, ckpt_buf *common, ckpt_err *err)
 {
@@ -269,11 +255,14 @@ static ckpt_status restore_all(ckpt_tool *tool, ckpt_report *r, ckpt_plan *plan,
         bool of_optimizer =
             strcmp(name, CKPT_DCP_COMMON_OBJECT) == 0 || ckpt_is_optimizer(plan->model->src, name);
         if (had_states && plan->n_states == 0 && of_optimizer)
-            CKPT_CHECK(drop(tool, r, err, "%s: the optimizer state it belongs to is gone", name));
+            CKPT_CHECK(ckpt_report_add(tool, &r->dropped, err,
+                                       "%s: the optimizer state it belongs to is gone", name));
         else if (!fits_mesh(name, ckpt_json_get(j, "mesh"), &plan->out.mesh))
-            CKPT_CHECK(drop(tool, r, err, "%s: state of a rank of another mesh", name));
+            CKPT_CHECK(ckpt_report_add(tool, &r->dropped, err,
+                                       "%s: state of a rank of another mesh", name));
         else if (!takes(to, name))
-            CKPT_CHECK(drop(tool, r, err, "%s: no place in %s", name, to->name));
+            CKPT_CHECK(
+                ckpt_report_add(tool, &r->dropped, err, "%s: no place in %s", name, to->name));
         else
             CKPT_TRY(restore_one(tool, plan, name, &bytes, common, err),
                      "manifest: foreign." MEMBER " '%.300s'", name);

@@ -22,8 +22,8 @@ static bool ends_with(const char *s, const char *suffix)
     return n >= m && strcmp(s + n - m, suffix) == 0;
 }
 
-static ckpt_status CKPT_PRINTF(4, 5)
-    add(ckpt_tool *tool, ckpt_strings *list, ckpt_err *err, const char *fmt, ...)
+ckpt_status ckpt_report_add(ckpt_tool *tool, ckpt_strings *list, ckpt_err *err, const char *fmt,
+                            ...)
 {
     ckpt_buf b = {0};
     va_list ap;
@@ -44,7 +44,7 @@ ckpt_status ckpt_report_warn(ckpt_tool *tool, ckpt_report *r, ckpt_err *err, con
     ckpt_buf_vprintf(&b, fmt, ap);
     va_end(ap);
     ckpt_status status =
-        add(tool, &r->warnings, err, "%s", b.data != NULL ? (const char *)b.data : "?");
+        ckpt_report_add(tool, &r->warnings, err, "%s", b.data != NULL ? (const char *)b.data : "?");
     ckpt_buf_release(&b);
     if (status == CKPT_OK)
         ckpt_tool_warn(tool, "%s", r->warnings.items[r->warnings.n - 1]);
@@ -122,8 +122,8 @@ static ckpt_status drop_entries(ckpt_tool *tool, ckpt_report *r, const ckpt_sour
         return CKPT_OK;
     name_entries(&b, &n, src, src->common, "", 0);
     if (n > 0)
-        status = add(tool, &r->dropped, err, "%zu non-tensor entr%s (%s)", n, n == 1 ? "y" : "ies",
-                     b.data != NULL ? (const char *)b.data : "?");
+        status = ckpt_report_add(tool, &r->dropped, err, "%zu non-tensor entr%s (%s)", n,
+                                 n == 1 ? "y" : "ies", b.data != NULL ? (const char *)b.data : "?");
     ckpt_buf_release(&b);
     return status;
 }
@@ -141,8 +141,8 @@ ckpt_status ckpt_report_source(ckpt_tool *tool, ckpt_report *r, const ckpt_sourc
         }
         r->undecoded++;
         int kind_len = (int)(strlen(kind + 3) - (sizeof UNDECODED - 1));
-        CKPT_CHECK(add(tool, &r->dropped, err, "%.*s' (%.*s, not decoded)", (int)(kind - text),
-                       text, kind_len, kind + 3));
+        CKPT_CHECK(ckpt_report_add(tool, &r->dropped, err, "%.*s' (%.*s, not decoded)",
+                                   (int)(kind - text), text, kind_len, kind + 3));
     }
     CKPT_CHECK(drop_entries(tool, r, src, err));
 done:
@@ -173,12 +173,14 @@ static ckpt_status drop_objects(ckpt_tool *tool, ckpt_report *r, const ckpt_plan
             name(&b, others++, SHOWN, s);
     }
     if (states > 0)
-        CKPT_CHECK(add(tool, &r->dropped, err,
-                       "%zu _extra_state object%s: Transformer Engine state has no place in %s",
-                       states, plural(states), target));
+        CKPT_CHECK(ckpt_report_add(
+            tool, &r->dropped, err,
+            "%zu _extra_state object%s: Transformer Engine state has no place in %s", states,
+            plural(states), target));
     if (others > 0)
-        CKPT_CHECK(add(tool, &r->dropped, err, "%zu object%s without a place in %s: %s", others,
-                       plural(others), target, b.data != NULL ? (const char *)b.data : "?"));
+        CKPT_CHECK(ckpt_report_add(tool, &r->dropped, err, "%zu object%s without a place in %s: %s",
+                                   others, plural(others), target,
+                                   b.data != NULL ? (const char *)b.data : "?"));
 done:
     ckpt_buf_release(&b);
     return status;
@@ -215,7 +217,7 @@ static ckpt_status lossy_casts(ckpt_tool *tool, ckpt_report *r, const ckpt_plan 
     }
     for (int d = 0; d < CKPT_DTYPE_COUNT; d++)
         if (n[d] > 0)
-            CKPT_CHECK(add(
+            CKPT_CHECK(ckpt_report_add(
                 tool, &r->lossy, err, "cast %zu tensor%s %s -> %s, rounded to nearest even", n[d],
                 plural(n[d]), ckpt_dtype_get((ckpt_dtype)d)->name, ckpt_dtype_get(to)->name));
 done:
@@ -232,8 +234,9 @@ static ckpt_status keep_objects(ckpt_tool *tool, ckpt_report *r, const ckpt_json
     for (const ckpt_json *c = ckpt_json_child(kept); c != NULL; c = ckpt_json_next(c))
         name(&b, n++, SHOWN, ckpt_json_key(c));
     if (n > 0)
-        status = add(tool, &r->kept, err, "%zu object%s in the manifest, for the way back: %s", n,
-                     plural(n), b.data != NULL ? (const char *)b.data : "?");
+        status = ckpt_report_add(tool, &r->kept, err,
+                                 "%zu object%s in the manifest, for the way back: %s", n, plural(n),
+                                 b.data != NULL ? (const char *)b.data : "?");
     ckpt_buf_release(&b);
     return status;
 }

@@ -128,22 +128,7 @@ static ckpt_status no_memory(ckpt_err *err)
 /* As the planner decides when it writes (plan_rows.c): every choice by the first word about it. */
 static int decide(const builder *b, const char *tag)
 {
-    int verdict = 1;
-    for (size_t n; tag != NULL && *tag != '\0'; tag += n + strspn(tag + n, " ")) {
-        char one[64];
-        int now = -1;
-        n = strcspn(tag, " ");
-        if (n >= sizeof one)
-            return -1;
-        memcpy(one, tag, n);
-        one[n] = '\0';
-        for (size_t i = 0; i < sizeof b->words / sizeof *b->words && now < 0; i++)
-            now = ckpt_tag_verdict(b->words[i], one);
-        if (now == 0)
-            return 0;
-        verdict = now < verdict ? now : verdict;
-    }
-    return verdict;
+    return ckpt_tags_decide(b->words, sizeof b->words / sizeof *b->words, tag);
 }
 
 static ckpt_status add_stored(builder *b, const char *name, const ckpt_view_out *view)
