@@ -32,7 +32,8 @@ rm -rf out a.out a.err b.out b.err; nothing_but in
 # written to, cut, grown or replaced while it is read
 changed() { # WHAT COMMAND-OF-SHELL
     "$CKPT" convert in out $slow >$OUT 2>$ERR & pid=$!
-    for _ in $(seq 2000); do [ -e .out.ckpt-tmp.$pid/model.safetensors ] && break; kill -0 $pid 2>/dev/null || break; done
+    # the source is open once there is output; before, the change would not be one
+    until [ -e .out.ckpt-tmp.$pid/model.safetensors ]; do kill -0 $pid 2>/dev/null || break; done
     eval "$2"; wait $pid; got=$?
     # 0: the run was over before the change
     [ $got -eq 5 ] || [ $got -eq 0 ] || fail "$1: exit $got: $(cat $ERR)"
