@@ -472,6 +472,7 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(check_options(run, err));
+    CKPT_CHECK(ckpt_tool_device(run->o->device, err));
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     run->schedule_given = gives_schedule(run->o);
     CKPT_CHECK(open_base(run, err));

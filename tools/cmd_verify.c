@@ -42,6 +42,8 @@ static const ckpt_opt rows[] = {
      "--forward: epsilon of MLA's latent norms (default: the model's)",                                                                            0, 0},
     {"mtp-coef",              CKPT_OPT_REAL,   AT(mtp_coef),              "X",
      "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                  0, 0},
+    {"device",                CKPT_OPT_CHOICE, AT(device),                "cpu|cuda",
+     "--forward: where it is computed (default cpu; cuda is not built yet)",                                                                       0, 0},
     {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
      "--forward: recompute activations, using less memory",                                                                                        0, 0},
     {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",
@@ -415,7 +417,8 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
     if (o->signature_file != NULL && o->signature == NULL)
         return ckpt_fail(err, CKPT_E_USAGE, "--signature-file needs --signature KEY");
     bool needs_forward = o->reference != NULL || o->tokens != NULL || o->rtol >= 0 ||
-                         o->grad_rtol >= 0 || o->latent_eps > 0 || o->mtp_coef >= 0 || o->recompute;
+                         o->grad_rtol >= 0 || o->latent_eps > 0 || o->mtp_coef >= 0 ||
+                         o->device >= 0 || o->recompute;
     if (needs_forward && !o->forward)
         return ckpt_fail(err, CKPT_E_USAGE, "%s needs --forward",
                          o->reference != NULL ? "--reference"
@@ -423,12 +426,14 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
                          : o->recompute       ? "--recompute"
                          : o->latent_eps > 0  ? "--latent-eps"
                          : o->mtp_coef >= 0   ? "--mtp-coef"
+                         : o->device >= 0     ? "--device"
                                               : "a tolerance");
     if (o->reference != NULL && (o->against != NULL || o->tokens != NULL))
         return ckpt_fail(err, CKPT_E_USAGE,
                          "--reference brings its own tokens and numbers: not "
                          "together with --tokens or --against");
-    return ckpt_tool_effects(v->tool, rows_of, v, err);
+    ckpt_status status = ckpt_tool_device(o->device, err);
+    return status == CKPT_OK ? ckpt_tool_effects(v->tool, rows_of, v, err) : status;
 }
 
 static const char *no_iteration(const void *context)
@@ -548,6 +553,7 @@ static void defaults(void *opts)
     verify_opts *o = opts;
     o->iteration = -1;
     o->rtol = o->grad_rtol = o->mtp_coef = -1;
+    o->device = -1;
 }
 
 const ckpt_command ckpt_cmd_verify = {

@@ -124,6 +124,8 @@ const char *ckpt_tool_plural(uint64_t n);
 const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh);
 void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh);
 ckpt_status ckpt_tool_no_memory(ckpt_err *err);
+/* May the engine run there? device: index in "cpu|cuda"; below 0 = cpu. Errors: CKPT_E_UNSUPPORTED. */
+ckpt_status ckpt_tool_device(int device, ckpt_err *err);
 /* Write a whole small file atomically beside what is there. */
 ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n,
                                  ckpt_err *err) CKPT_MUST_USE;

@@ -50,6 +50,7 @@ const ckpt_opt ckpt_train_rows[] = {
     {"latent-eps",      CKPT_OPT_REAL,   AT(latent_eps),  "X", "epsilon of MLA's latent norms (default: the model's)", 0, 0},
     {"dtype",           CKPT_OPT_CHOICE, AT(dtype),       "keep|f32|bf16", "of the weights; bf16 ones have f32 masters (default keep)", 0, 0},
     {"recompute",       CKPT_OPT_FLAG,   AT(recompute),   NULL, "compute activations again in the backward: same bits, less memory", 0, 0},
+    {"device",          CKPT_OPT_CHOICE, AT(device),      "cpu|cuda", "where it is computed (default cpu; cuda is not built yet)", 0, 0},
     {"tp",              CKPT_OPT_INT,    AT(mesh.tp),     "N", "ranks that share the heads (start them with mpirun -np; default 1)", 1, 4096},
     {"cp",              CKPT_OPT_INT,    AT(mesh.cp),     "N", "ranks that share a sequence (default 1)", 1, 4096},
     {"dp",              CKPT_OPT_INT,    AT(mesh.dp),     "N", "ranks that share the batch (default: those that are left)", 1, 4096},

@@ -17,6 +17,7 @@ typedef struct ckpt_train_opts {
     ckpt_strings data, save_format;
     const char *init, *resume, *save, *metrics, *windows;
     int data_type, labels, optimizer, lr_style, wsd_style, dtype, muon_scale, muon_set;
+    int device; /* ckpt_tool_device */
     int64_t steps, batch, micro, seq_len, seed, save_every, keep, log_every, iteration;
     int64_t lr_warmup, lr_decay, lr_wsd, muon_steps;
     double lr, min_lr, init_lr, weight_decay, beta1, beta2, eps, clip, momentum, muon_extra;

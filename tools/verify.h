@@ -9,6 +9,7 @@ typedef struct verify_opts {
         allow_unknown_objects, recompute;
     const char *against, *roundtrip, *signature, *signature_file, *reference, *tokens;
     double rtol, grad_rtol, latent_eps, mtp_coef; /* below 0 = not given */
+    int device;                                   /* ckpt_tool_device; below 0 = not given */
     int64_t iteration;
 } verify_opts;
 
