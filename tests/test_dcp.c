@@ -102,7 +102,8 @@ START_TEST(open_root_with_tracker_takes_what_it_names)
     expect_open_at(&src, scratch, 100, CKPT_OK, NULL);
     ck_assert_int_eq(src.iteration, 100);
     ckpt_source_close(&src);
-    expect_open_at(&src, scratch, 7, CKPT_E_USAGE, "neither directory 'iter_0000007' nor file 'iter_0000007.h5' is there");
+    expect_open_at(&src, scratch, 7, CKPT_E_USAGE,
+                   "neither directory 'iter_0000007' nor file 'iter_0000007.h5' is there");
     expect_open_at(&src, in_scratch(ITER), 7, CKPT_E_USAGE,
                    "is iteration 100, not the requested 7");
 }
