@@ -24,11 +24,14 @@ def check(path, reference):
     torch.manual_seed(0)
     with open(os.path.join(path, "config.json")) as f:
         config = json.load(f)
-    loader = AutoModelForCausalLM
-    if config["model_type"] not in CONFIG_MAPPING:  # a published name for remote code of a known class
+    loader, known = AutoModelForCausalLM, {}
+    if config.pop("model_type") not in CONFIG_MAPPING:
+        # A published name for remote code of a known class: without the name, which would keep the
+        # class from stacking the experts it reads one by one.
         loader = getattr(transformers, config["architectures"][0])
+        known = {"config": loader.config_class.from_dict(config)}
     model, info = loader.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **known
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if info.get(kind):
