@@ -53,3 +53,6 @@ flip() {
 
 . "$1"
 [ $failures -eq 0 ]
+
+# Is the program built with that sanitizer (asan, tsan)?
+sanitized() { grep -qF "__$1_init" "$CKPT"; }
