@@ -437,6 +437,6 @@ void ENG(network_close)(ENG(network) * m)
 
 void ENG(network_zero_grads)(ENG(network) * m)
 {
-    for (int64_t i = 0; m->grads != NULL && i < m->n_elements; i++)
-        m->grads[i] = 0;
+    if (m->grads != NULL)
+        memset(m->grads, 0, (size_t)m->n_elements * sizeof *m->grads);
 }

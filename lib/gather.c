@@ -477,6 +477,32 @@ ckpt_status ckpt_gather_seal(ckpt_copies *copies, ckpt_arena *arena, ckpt_gather
     return out->copies != NULL ? CKPT_OK : ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
 }
 
+/* The copies of `bytes` bytes of a canonical tensor to where dst says; all of them must be there. */
+static ckpt_status gather_to(const ckpt_source *src, const ckpt_canon *c, const ckpt_dst *dst,
+                             uint64_t bytes, ckpt_arena *arena, ckpt_gather *out, ckpt_err *err)
+{
+    const ckpt_tensor *stored = ckpt_canon_tensor(src, c);
+    ckpt_copies copies = {0};
+    ckpt_status status;
+    uint64_t covered;
+    *out = (ckpt_gather){.bytes = bytes,
+                         .from = c->dtype,
+                         .to = c->dtype,
+                         .swap = stored->big_endian,
+                         .add_from = (int8_t)-c->shift};
+    CKPT_TRY(ckpt_gather_add(src, c, dst, arena, &copies, &covered, err), "tensor '%s'",
+             stored->name);
+    if (covered != bytes) {
+        status = ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes are present",
+                           stored->name, (unsigned long long)covered, (unsigned long long)bytes);
+        goto done;
+    }
+    CKPT_CHECK(ckpt_gather_seal(&copies, arena, out, err));
+done:
+    free(copies.copies);
+    return status;
+}
+
 ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *arena,
                             ckpt_gather *out, ckpt_err *err)
 {
@@ -486,70 +512,31 @@ ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *
 ckpt_status ckpt_gather_canon(const ckpt_source *src, const ckpt_canon *c, ckpt_arena *arena,
                               ckpt_gather *out, ckpt_err *err)
 {
-    ckpt_status status = CKPT_OK;
-    const ckpt_tensor *stored = ckpt_canon_tensor(src, c);
-    ckpt_copies copies = {0};
     int64_t numel = 1, zero = 0;
     for (int i = 0; i < c->map.n; i++)
         numel *= c->map.axis[i].len;
     ckpt_axis axis = {.size = numel, .len = numel};
     ckpt_map map = {&axis, 1};
     ckpt_dst dst = {.map = &map, .rank = 1, .dims = &numel, .lo = &zero, .len = &numel};
-    uint64_t covered;
-    *out = (ckpt_gather){.bytes = c->bytes,
-                         .from = c->dtype,
-                         .to = c->dtype,
-                         .swap = stored->big_endian,
-                         .add_from = (int8_t)-c->shift};
-    CKPT_TRY(ckpt_gather_add(src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
-             stored->name);
-    if (covered != c->bytes) {
-        status = ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes are present",
-                           stored->name, (unsigned long long)covered, (unsigned long long)c->bytes);
-        goto done;
-    }
-    CKPT_CHECK(ckpt_gather_seal(&copies, arena, out, err));
-done:
-    free(copies.copies);
-    return status;
+    return gather_to(src, c, &dst, c->bytes, arena, out, err);
 }
 
 ckpt_status ckpt_plan_box(const ckpt_model *model, size_t tensor, const int64_t *lo,
                           const int64_t *len, ckpt_arena *arena, ckpt_gather *out, ckpt_err *err)
 {
     const ckpt_canon *c = &model->tensors[tensor];
-    const ckpt_tensor *stored = ckpt_canon_tensor(model->src, c);
-    ckpt_status status = CKPT_OK;
-    ckpt_copies copies = {0};
     ckpt_axis axes[CKPT_MAX_RANK];
     ckpt_map map = {axes, c->rank};
     ckpt_dst dst = {.map = &map, .rank = c->rank, .dims = c->dims, .lo = lo, .len = len};
     int64_t numel = 0;
-    uint64_t covered;
+    uint64_t bytes;
     for (int i = 0; i < c->rank; i++) {
         if (lo[i] < 0 || len[i] < 0 || lo[i] > c->dims[i] - len[i])
             return ckpt_fail(err, CKPT_E_INTERNAL, "tensor %s: part %lld + %lld of axis %d",
                              c->name, (long long)lo[i], (long long)len[i], i);
         axes[i] = (ckpt_axis){.size = c->dims[i], .len = c->dims[i], .dim = i};
     }
-    if (!ckpt_numel(c->rank, len, &numel))
+    if (!ckpt_numel(c->rank, len, &numel) || !ckpt_dtype_bytes(c->dtype, numel, &bytes))
         return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
-    *out = (ckpt_gather){.from = c->dtype,
-                         .to = c->dtype,
-                         .swap = stored->big_endian,
-                         .add_from = (int8_t)-c->shift};
-    if (!ckpt_dtype_bytes(c->dtype, numel, &out->bytes))
-        return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
-    CKPT_TRY(ckpt_gather_add(model->src, c, &dst, arena, &copies, &covered, err), "tensor '%s'",
-             stored->name);
-    if (covered != out->bytes) {
-        status =
-            ckpt_fail(err, CKPT_E_FORMAT, "tensor '%s': %llu of %llu bytes are present",
-                      stored->name, (unsigned long long)covered, (unsigned long long)out->bytes);
-        goto done;
-    }
-    CKPT_CHECK(ckpt_gather_seal(&copies, arena, out, err));
-done:
-    free(copies.copies);
-    return status;
+    return gather_to(model->src, c, &dst, bytes, arena, out, err);
 }

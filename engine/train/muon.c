@@ -205,49 +205,58 @@ static void product(const batch *t, int worker, bool tb, int64_t m, int64_t n, i
                      t->scratch + worker * (int64_t)SCRATCH);
 }
 
-static void mirror(int64_t m, int64_t n, int64_t i, int64_t j, int64_t ld, float *c)
+/* A tile of a symmetric matrix, on or below the diagonal. */
+typedef struct tile {
+    const work *w;
+    int64_t i, j, m, n; /* first row, first column, rows, columns */
+} tile;
+
+static tile tile_of(const batch *t, int64_t item)
 {
-    for (int64_t p = 0; p < m; p++)
-        for (int64_t q = 0; q < (i == j ? p : n); q++)
-            c[(j + q) * ld + i + p] = c[(i + p) * ld + j + q];
+    tile q = {.w = item_of(t, &item)};
+    triangle(item, &q.i, &q.j);
+    q.i *= TILE;
+    q.j *= TILE;
+    q.m = ckpt_min_i64(TILE, q.w->r - q.i);
+    q.n = ckpt_min_i64(TILE, q.w->r - q.j);
+    return q;
+}
+
+/* A computed tile, rounded, and its mirror image; c is the whole matrix. */
+static void finish_tile(const batch *t, const tile *q, float *c)
+{
+    const int64_t ld = q->w->r;
+    round_tile(t, q->m, q->n, c + q->i * ld + q->j, ld);
+    for (int64_t a = 0; a < q->m; a++)
+        for (int64_t b = 0; b < (q->i == q->j ? a : q->n); b++)
+            c[(q->j + b) * ld + q->i + a] = c[(q->i + a) * ld + q->j + b];
 }
 
 /* A tile of A = X X^T. */
 static void gram_tile(void *arg, int64_t item, int worker)
 {
     const batch *t = arg;
-    const work *w = item_of(t, &item);
-    int64_t i, j;
-    triangle(item, &i, &j);
-    i *= TILE;
-    j *= TILE;
-    const int64_t m = ckpt_min_i64(TILE, w->r - i), n = ckpt_min_i64(TILE, w->r - j);
-    float *c = w->a + i * w->r + j;
-    product(t, worker, true, m, n, w->c, 1, w->x + i * w->c, w->c, w->x + j * w->c, w->c, 0, c,
-            w->r);
-    round_tile(t, m, n, c, w->r);
-    mirror(m, n, i, j, w->r, w->a);
+    const tile q = tile_of(t, item);
+    const work *w = q.w;
+    product(t, worker, true, q.m, q.n, w->c, 1, w->x + q.i * w->c, w->c, w->x + q.j * w->c, w->c, 0,
+            w->a + q.i * w->r + q.j, w->r);
+    finish_tile(t, &q, w->a);
 }
 
 /* A tile of B = b A + c A A. */
 static void square_tile(void *arg, int64_t item, int worker)
 {
     const batch *t = arg;
-    const work *w = item_of(t, &item);
-    int64_t i, j;
-    triangle(item, &i, &j);
-    i *= TILE;
-    j *= TILE;
-    const int64_t m = ckpt_min_i64(TILE, w->r - i), n = ckpt_min_i64(TILE, w->r - j);
-    const float *a = w->a + i * w->r + j;
-    float *c = w->b + i * w->r + j;
-    for (int64_t p = 0; p < m; p++)
-        for (int64_t q = 0; q < n; q++)
-            c[p * w->r + q] = t->k.b * a[p * w->r + q];
-    product(t, worker, true, m, n, w->r, t->k.c, w->a + i * w->r, w->r, w->a + j * w->r, w->r, 1, c,
-            w->r);
-    round_tile(t, m, n, c, w->r);
-    mirror(m, n, i, j, w->r, w->b);
+    const tile q = tile_of(t, item);
+    const work *w = q.w;
+    const float *a = w->a + q.i * w->r + q.j;
+    float *b = w->b + q.i * w->r + q.j;
+    for (int64_t i = 0; i < q.m; i++)
+        for (int64_t j = 0; j < q.n; j++)
+            b[i * w->r + j] = t->k.b * a[i * w->r + j];
+    product(t, worker, true, q.m, q.n, w->r, t->k.c, w->a + q.i * w->r, w->r, w->a + q.j * w->r,
+            w->r, 1, b, w->r);
+    finish_tile(t, &q, w->b);
 }
 
 /* A tile of Y = a X + B X. */

@@ -499,7 +499,7 @@ ckpt_status ckpt_trainer_step(ckpt_trainer *t, ckpt_train_report *report, ckpt_e
 {
     ckpt_status status;
     *report = (ckpt_train_report){0};
-    memset(t->net.grads, 0, (size_t)t->net.n_elements * sizeof *t->net.grads);
+    ENG(network_zero_grads)(&t->net);
     if (t->counts != NULL)
         memset(t->counts, 0, (size_t)t->n_counts * sizeof *t->counts);
     CKPT_CHECK(accumulate(t, report, err));
