@@ -358,8 +358,7 @@ static ckpt_status report_plan(conversion *c, ckpt_err *err)
         return ckpt_tool_no_memory(err);
     if (c->removed.n > 0)
         CKPT_CHECK(drop_optimizer_line(c, err));
-    CKPT_CHECK(
-        ckpt_objects_keep(c->tool, &c->objects, &c->plan, c->container, c->removed.n == 0, err));
+    CKPT_CHECK(ckpt_objects_keep(&c->objects, &c->plan, c->container, c->removed.n == 0, err));
     CKPT_CHECK(ckpt_report_plan(c->tool, &c->report, &c->plan,
                                 ckpt_json_get(c->objects.kept, "items"), target, err));
     CKPT_CHECK(ckpt_report_patterns(c->tool, &c->report, &c->plan, &c->plan_opts, &c->removed,
@@ -462,29 +461,6 @@ done:
     return status;
 }
 
-/* A container that holds its manifest itself gets it now, without the digest of its own file, which
- * only then exists. */
-static ckpt_status seal(conversion *c, ckpt_err *err)
-{
-    ckpt_status status;
-    ckpt_buf text = {0};
-    ckpt_manifest *m = &c->manifest;
-    size_t n = m->n_files;
-    if (c->plan.sink.serial == NULL)
-        return CKPT_OK;
-    m->n_files = 0;
-    CKPT_CHECK(ckpt_manifest_print(m, &text, err));
-    m->n_files = n;
-    CKPT_CHECK(ckpt_stream_seal(&c->plan, c->commit.temp_path, (const char *)text.data, text.len,
-                                &c->result, err));
-    m->files[0].size = c->result.files[0].size;
-    memcpy(m->files[0].sha256, c->result.files[0].sha256, CKPT_SHA256_LEN);
-    memcpy(m->files[0].rest, c->result.files[0].rest, CKPT_SHA256_LEN);
-done:
-    ckpt_buf_release(&text);
-    return status;
-}
-
 static ckpt_status check_written(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
@@ -496,7 +472,7 @@ static ckpt_status check_written(conversion *c, ckpt_err *err)
                                         c->container, c->commit.temp_path, &c->renamed, err));
         memcpy(c->result.root, c->manifest.root, CKPT_SHA256_LEN);
     }
-    CKPT_CHECK(seal(c, err));
+    CKPT_CHECK(ckpt_convert_seal(&c->plan, &c->manifest, &c->result, c->commit.temp_path, err));
     if (c->o->verify)
         CKPT_CHECK(ckpt_convert_reread(c->tool, &c->manifest, c->container, c->layout,
                                        c->commit.temp_path, c->plan_opts.single_file ? NULL : dir,

@@ -69,6 +69,10 @@ ckpt_status ckpt_convert_factors(ckpt_tool *tool, ckpt_plan *plan, const char *s
  * An inactive one, of a single file: refuse another run for it, name what a killed one left. */
 ckpt_status ckpt_convert_journal(ckpt_tool *tool, ckpt_journal *j, ckpt_commit *commit, bool resume,
                                  ckpt_err *err) CKPT_MUST_USE;
+/* Put the manifest, without the digest of the file itself, into a container that holds it; the file's
+ * digests, which only then exist, go into the result and the manifest. Does nothing for others. */
+ckpt_status ckpt_convert_seal(ckpt_plan *plan, ckpt_manifest *m, ckpt_convert_result *result,
+                              const char *path, ckpt_err *err) CKPT_MUST_USE;
 /* After a run with --resume: if it was interrupted or failed on I/O, its finished files stay. */
 void ckpt_convert_keep(ckpt_tool *tool, const ckpt_journal *j, ckpt_commit *commit,
                        ckpt_status status);
@@ -127,8 +131,8 @@ ckpt_status ckpt_objects_restore(ckpt_tool *tool, ckpt_objects *o, ckpt_report *
                                  const ckpt_container *to, const ckpt_manifest *old,
                                  ckpt_buf *common, ckpt_err *err) CKPT_MUST_USE;
 /* Collect what the plan has no place for. whole: no optimizer state was left out. */
-ckpt_status ckpt_objects_keep(ckpt_tool *tool, ckpt_objects *o, const ckpt_plan *plan,
-                              const ckpt_container *to, bool whole, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_objects_keep(ckpt_objects *o, const ckpt_plan *plan, const ckpt_container *to,
+                              bool whole, ckpt_err *err) CKPT_MUST_USE;
 /* Members for a manifest whose foreign member is complete otherwise; takes o->kept. */
 ckpt_status ckpt_objects_store(ckpt_objects *o, ckpt_manifest *m, ckpt_err *err) CKPT_MUST_USE;
 /* Whether a manifest holds a common state, from which Megatron-Core takes step and param_groups. */
@@ -147,8 +151,13 @@ ckpt_status ckpt_convert_common_bytes(ckpt_source *src, const ckpt_json *args, c
                                       ckpt_err *err) CKPT_MUST_USE;
 /* Whether a container holds Megatron's common state. */
 bool ckpt_has_common(const ckpt_container *container);
+/* An object of the output by name, or NULL. */
+ckpt_out_object *ckpt_convert_find_object(const ckpt_plan *plan, const char *name);
 /* One more object of the output; NULL: out of memory. */
 ckpt_out_object *ckpt_convert_add_object(ckpt_plan *plan, const char *name);
+/* The output's common state, in the place of one that is carried; the plan borrows the bytes. */
+ckpt_status ckpt_convert_set_common(ckpt_plan *plan, const ckpt_buf *common,
+                                    ckpt_err *err) CKPT_MUST_USE;
 /* A Megatron target keeps what else the source's common state holds (schedulers, RNG, versions) and
  * gets the new args, and, where flat buckets became states of parameters, what belongs to those: the
  * object that says so is made or replaced, its bytes go to `common`. */

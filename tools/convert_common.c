@@ -69,6 +69,14 @@ done:
     return status;
 }
 
+ckpt_out_object *ckpt_convert_find_object(const ckpt_plan *plan, const char *name)
+{
+    for (size_t i = 0; i < plan->out.n_objects; i++)
+        if (strcmp(plan->out.objects[i].name, name) == 0)
+            return &plan->out.objects[i];
+    return NULL;
+}
+
 ckpt_out_object *ckpt_convert_add_object(ckpt_plan *plan, const char *name)
 {
     ckpt_out *out = &plan->out;
@@ -80,6 +88,18 @@ ckpt_out_object *ckpt_convert_add_object(ckpt_plan *plan, const char *name)
     out->objects = grown;
     grown[out->n_objects] = (ckpt_out_object){.name = name};
     return &grown[out->n_objects++];
+}
+
+ckpt_status ckpt_convert_set_common(ckpt_plan *plan, const ckpt_buf *common, ckpt_err *err)
+{
+    ckpt_out_object *at = ckpt_convert_find_object(plan, CKPT_DCP_COMMON_OBJECT);
+    if (at == NULL)
+        at = ckpt_convert_add_object(plan, CKPT_DCP_COMMON_OBJECT);
+    if (at == NULL)
+        return ckpt_tool_no_memory(err);
+    at->data = common->data;
+    at->length = common->len;
+    return CKPT_OK;
 }
 
 /* The source's common state with the target's args, and the other changes. */
@@ -126,20 +146,9 @@ ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt
     ckpt_status status = find_edits(src, &plan->arena, edits, &changes.n_edits, err);
     if (status != CKPT_OK)
         return status;
-    ckpt_out_object *at = NULL;
-    for (size_t i = 0; i < out->n_objects && at == NULL; i++)
-        if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
-            at = &out->objects[i];
-    if (at != NULL && changes.n_edits == 0 && ckpt_json_equal(plan->config, src->config))
+    if (ckpt_convert_find_object(plan, CKPT_DCP_COMMON_OBJECT) != NULL && changes.n_edits == 0 &&
+        ckpt_json_equal(plan->config, src->config))
         return CKPT_OK; /* carried byte for byte */
     status = common_state(src, &changes, common, err);
-    if (status != CKPT_OK)
-        return status;
-    if (at == NULL)
-        at = ckpt_convert_add_object(plan, CKPT_DCP_COMMON_OBJECT);
-    if (at == NULL)
-        return ckpt_tool_no_memory(err);
-    at->data = common->data;
-    at->length = common->len;
-    return CKPT_OK;
+    return status == CKPT_OK ? ckpt_convert_set_common(plan, common, err) : status;
 }

@@ -56,14 +56,6 @@ static ckpt_status put_item(ckpt_json *items, const char *name, const ckpt_buf *
     return j != NULL && ckpt_json_set(items, name, j) ? CKPT_OK : ckpt_tool_no_memory(err);
 }
 
-static bool in_plan(const ckpt_plan *plan, const char *name)
-{
-    for (size_t i = 0; i < plan->out.n_objects; i++)
-        if (strcmp(plan->out.objects[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 /* Objects about flat buckets have become part of the common state. */
 static bool is_kept_kind(const ckpt_object *o, bool extra)
 {
@@ -99,7 +91,7 @@ static ckpt_status collect(const ckpt_plan *plan, bool common, ckpt_json *items,
     }
     for (size_t i = 0; i < src->n_objects; i++) {
         const ckpt_object *o = &src->objects[i];
-        if (!is_kept_kind(o, extra) || in_plan(plan, o->name))
+        if (!is_kept_kind(o, extra) || ckpt_convert_find_object(plan, o->name) != NULL)
             continue;
         ckpt_buf_clear(&bytes);
         void *room = ckpt_buf_extend(&bytes, (size_t)o->length);
@@ -139,13 +131,12 @@ static bool describe(ckpt_json *j, const ckpt_plan *plan)
            ckpt_json_set(j, "optimizer", ckpt_json_new_bool(plan->n_states > 0));
 }
 
-ckpt_status ckpt_objects_keep(ckpt_tool *tool, ckpt_objects *o, const ckpt_plan *plan,
-                              const ckpt_container *to, bool whole, ckpt_err *err)
+ckpt_status ckpt_objects_keep(ckpt_objects *o, const ckpt_plan *plan, const ckpt_container *to,
+                              bool whole, ckpt_err *err)
 {
     const ckpt_source *src = plan->model->src;
     bool megatron = src->config_kind == CKPT_CONFIG_MEGATRON;
     bool held = ckpt_has_common(to) && plan->out.config_kind == CKPT_CONFIG_MEGATRON;
-    (void)tool;
     /* without its states an optimizer's groups and steps would mislead */
     if (!ckpt_has_common(src->container) || !whole)
         return CKPT_OK;

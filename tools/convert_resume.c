@@ -59,3 +59,23 @@ void ckpt_convert_keep(ckpt_tool *tool, const ckpt_journal *j, ckpt_commit *comm
                    j->n_done == 1 ? "" : "s", commit->temp_path);
     ckpt_commit_keep(commit);
 }
+
+ckpt_status ckpt_convert_seal(ckpt_plan *plan, ckpt_manifest *m, ckpt_convert_result *result,
+                              const char *path, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_buf text = {0};
+    size_t n = m->n_files;
+    if (plan->sink.serial == NULL)
+        return CKPT_OK;
+    m->n_files = 0;
+    CKPT_CHECK(ckpt_manifest_print(m, &text, err));
+    m->n_files = n;
+    CKPT_CHECK(ckpt_stream_seal(plan, path, (const char *)text.data, text.len, result, err));
+    m->files[0].size = result->files[0].size;
+    memcpy(m->files[0].sha256, result->files[0].sha256, CKPT_SHA256_LEN);
+    memcpy(m->files[0].rest, result->files[0].rest, CKPT_SHA256_LEN);
+done:
+    ckpt_buf_release(&text);
+    return status;
+}

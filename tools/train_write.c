@@ -92,28 +92,6 @@ void ckpt_write_release(ckpt_save_job *job)
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
-/* The common state, in the place of the one that was carried if there is one. */
-static ckpt_status add_common(writer *w, ckpt_plan *plan, ckpt_err *err)
-{
-    ckpt_out *out = &plan->out;
-    ckpt_out_object *at = NULL;
-    for (size_t i = 0; i < out->n_objects && at == NULL; i++)
-        if (strcmp(out->objects[i].name, CKPT_DCP_COMMON_OBJECT) == 0)
-            at = &out->objects[i];
-    if (at == NULL) {
-        ckpt_out_object *grown = ckpt_arena_array(&plan->arena, out->n_objects + 1, sizeof *grown);
-        if (grown == NULL)
-            return ckpt_tool_no_memory(err);
-        if (out->n_objects > 0)
-            memcpy(grown, out->objects, out->n_objects * sizeof *grown);
-        out->objects = grown;
-        at = &grown[out->n_objects++];
-    }
-    *at = (ckpt_out_object){
-        .name = CKPT_DCP_COMMON_OBJECT, .data = w->common.data, .length = w->common.len};
-    return CKPT_OK;
-}
-
 /* The base's common state with the new members, or a new one. */
 static ckpt_status edit_common(writer *w, const ckpt_dcp_changes *c, ckpt_err *err)
 {
@@ -153,7 +131,7 @@ static ckpt_status before_layout(void *self, ckpt_plan *plan, ckpt_err *err)
     }
     ckpt_buf_clear(&w->common);
     ckpt_status status = edit_common(w, &c, err);
-    return status == CKPT_OK ? add_common(w, plan, err) : status;
+    return status == CKPT_OK ? ckpt_convert_set_common(plan, &w->common, err) : status;
 }
 
 static ckpt_status choose_layout(writer *w, ckpt_err *err)
@@ -240,28 +218,6 @@ static ckpt_status fill_manifest(writer *w, const char *single, ckpt_err *err)
                                        w->plan.out.config_kind == CKPT_CONFIG_MEGATRON,
                                        &w->manifest, err));
 done:
-    return status;
-}
-
-/* A container that holds its manifest itself gets it before the digest of its file exists. */
-static ckpt_status seal(writer *w, ckpt_err *err)
-{
-    ckpt_manifest *m = &w->manifest;
-    ckpt_buf text = {0};
-    ckpt_status status = CKPT_OK;
-    size_t n = m->n_files;
-    if (w->plan.sink.serial == NULL)
-        return CKPT_OK;
-    m->n_files = 0;
-    CKPT_CHECK(ckpt_manifest_print(m, &text, err));
-    m->n_files = n;
-    CKPT_CHECK(ckpt_stream_seal(&w->plan, w->commit.temp_path, (const char *)text.data, text.len,
-                                &w->result, err));
-    m->files[0].size = w->result.files[0].size;
-    memcpy(m->files[0].sha256, w->result.files[0].sha256, CKPT_SHA256_LEN);
-    memcpy(m->files[0].rest, w->result.files[0].rest, CKPT_SHA256_LEN);
-done:
-    ckpt_buf_release(&text);
     return status;
 }
 
@@ -404,7 +360,7 @@ static ckpt_status write_all(writer *w, const char *path, ckpt_err *err)
         ckpt_stream_convert(&w->plan, w->commit.temp_path, &opts, &w->arena, &w->result, err));
     CKPT_CHECK(fill_manifest(w, w->f->file ? ckpt_basename(path) : NULL, err));
     CKPT_CHECK(ckpt_convert_reopen(NULL, &w->plan, w->f->container, w->commit.temp_path, err));
-    CKPT_CHECK(seal(w, err));
+    CKPT_CHECK(ckpt_convert_seal(&w->plan, &w->manifest, &w->result, w->commit.temp_path, err));
     CKPT_CHECK(publish(w, path, err));
     CKPT_CHECK(point_at(w, err));
     CKPT_CHECK(retain(w, err));
