@@ -110,6 +110,15 @@ HOST_DEV int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
 }
+/* The kernel of the context's element type, on its stream. */
+#define LAUNCH_OF(c, kernel, grid, block, smem, ...)                                               \
+    do {                                                                                           \
+        if ((c)->type == CKPT_CUDA_BF16)                                                           \
+            LAUNCH(kernel<bf16>, grid, block, smem, stream_of((c)->stream), __VA_ARGS__);          \
+        else                                                                                       \
+            LAUNCH(kernel<float>, grid, block, smem, stream_of((c)->stream), __VA_ARGS__);         \
+    } while (0)
+
 inline ckpt_status launched(const char *what, ckpt_err *err)
 {
 #ifdef CKPT_CUDA_EMULATE

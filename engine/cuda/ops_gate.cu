@@ -245,12 +245,8 @@ ckpt_status ckpt_cuda_gate(const ckpt_cuda *c, int64_t T, int64_t HV, int64_t K,
     p.bound = (float)bound, p.g = g, p.wide = p.D % VG == 0;
     p.bands = ceil_div(p.D, THREADS * VG);
     p.piece = 8;
-    const device_stream stream = stream_of(c->stream);
     const int64_t blocks = p.bands * ceil_div(T, p.piece);
-    if (c->type == CKPT_CUDA_BF16)
-        LAUNCH(gate<bf16>, blocks, THREADS, 0, stream, p);
-    else
-        LAUNCH(gate<float>, blocks, THREADS, 0, stream, p);
+    LAUNCH_OF(c, gate, blocks, THREADS, 0, p);
     return launched("decay gate", err);
 }
 
@@ -272,10 +268,7 @@ ckpt_status ckpt_cuda_gate_bwd(const ckpt_cuda *c, int64_t T, int64_t HV, int64_
     p.partial = sums ? (float *)c->work : NULL;
     const device_stream stream = stream_of(c->stream);
     const int64_t parts = ceil_div(T, p.piece), blocks = p.bands * parts;
-    if (c->type == CKPT_CUDA_BF16)
-        LAUNCH(gate_back<bf16>, blocks, THREADS, 0, stream, p);
-    else
-        LAUNCH(gate_back<float>, blocks, THREADS, 0, stream, p);
+    LAUNCH_OF(c, gate_back, blocks, THREADS, 0, p);
     status = launched(what, err);
     if (status == CKPT_OK && ddt_bias)
         status = sum_columns(stream, p.partial, parts, p.D, 2 * p.D, true, ddt_bias, err);

@@ -387,19 +387,11 @@ static ckpt_status rows(const char *what, const ckpt_cuda *c, int64_t n, row_arg
         status = grid_fits(what, n > INT32_MAX ? n : n * p.bands, err);
     if (status != CKPT_OK || n == 0 || p.H == 0)
         return status;
-    const device_stream stream = stream_of(c->stream);
     const int64_t blocks = n * p.bands;
-    if (c->type == CKPT_CUDA_BF16) {
-        if (sum)
-            LAUNCH(combine<bf16>, blocks, THREADS, 0, stream, p);
-        else
-            LAUNCH(dispatch<bf16>, blocks, THREADS, 0, stream, p);
-    } else {
-        if (sum)
-            LAUNCH(combine<float>, blocks, THREADS, 0, stream, p);
-        else
-            LAUNCH(dispatch<float>, blocks, THREADS, 0, stream, p);
-    }
+    if (sum)
+        LAUNCH_OF(c, combine, blocks, THREADS, 0, p);
+    else
+        LAUNCH_OF(c, dispatch, blocks, THREADS, 0, p);
     return launched(what, err);
 }
 ckpt_status ckpt_cuda_dispatch(const ckpt_cuda *c, int64_t n, int64_t H, int64_t k,

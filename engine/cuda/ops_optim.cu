@@ -215,9 +215,6 @@ ckpt_status ckpt_cuda_rope(const ckpt_cuda *c, int64_t dim, bool interleaved, in
         return status;
     const rope_args p = {T, heads, ldx, ldh, x, cos, sin, (int)(dim / 2), interleaved, inverse};
     const int64_t blocks = ceil_div(T * heads, THREADS / 32);
-    if (c->type == CKPT_CUDA_BF16)
-        LAUNCH(rotate<bf16>, blocks, THREADS, 0, stream_of(c->stream), p);
-    else
-        LAUNCH(rotate<float>, blocks, THREADS, 0, stream_of(c->stream), p);
+    LAUNCH_OF(c, rotate, blocks, THREADS, 0, p);
     return launched("rope", err);
 }

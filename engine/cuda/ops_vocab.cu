@@ -201,10 +201,7 @@ ckpt_status ckpt_cuda_embed(const ckpt_cuda *c, int64_t T, int64_t lo, int64_t n
     if (status != CKPT_OK || T == 0 || H == 0)
         return status;
     const embed_args p = {T, lo, n, H, ids, table, y, H % VV == 0};
-    if (c->type == CKPT_CUDA_BF16)
-        LAUNCH(lookup<bf16>, T, THREADS, 0, stream_of(c->stream), p);
-    else
-        LAUNCH(lookup<float>, T, THREADS, 0, stream_of(c->stream), p);
+    LAUNCH_OF(c, lookup, T, THREADS, 0, p);
     return launched("embedding", err);
 }
 
@@ -216,10 +213,7 @@ ckpt_status ckpt_cuda_embed_bwd(const ckpt_cuda *c, int64_t T, int64_t lo, int64
         return status;
     const embed_args p = {T, lo, n, H, ids, dy, dtable, H % VV == 0};
     const size_t bytes = (THREADS + 8 + 8) * sizeof(uint32_t);
-    if (c->type == CKPT_CUDA_BF16)
-        LAUNCH(lookup_back<bf16>, T, THREADS, bytes, stream_of(c->stream), p);
-    else
-        LAUNCH(lookup_back<float>, T, THREADS, bytes, stream_of(c->stream), p);
+    LAUNCH_OF(c, lookup_back, T, THREADS, bytes, p);
     return launched("embedding backward", err);
 }
 
@@ -236,9 +230,6 @@ ckpt_status ckpt_cuda_xent(const ckpt_cuda *c, int64_t T, int64_t V, const void 
     if (status != CKPT_OK || T == 0)
         return status;
     const xent_args p = {V, logits, labels, weight, loss, dlogits, V % VV == 0};
-    if (c->type == CKPT_CUDA_BF16)
-        LAUNCH(xent<bf16>, T, XENT_THREADS, 256, stream_of(c->stream), p);
-    else
-        LAUNCH(xent<float>, T, XENT_THREADS, 256, stream_of(c->stream), p);
+    LAUNCH_OF(c, xent, T, XENT_THREADS, 256, p);
     return launched("cross entropy", err);
 }
