@@ -96,6 +96,19 @@ static inline void golden_open(const char *path)
     OK(ckpt_source_open(&golden, path, NULL, &error));
 }
 
+/* A fixture of a suite whose arrays lie in that file, and its end. */
+static inline void golden_set_up(const char *path)
+{
+    set_up();
+    golden_open(path);
+}
+
+static inline void golden_tear_down(void)
+{
+    ckpt_source_close(&golden);
+    tear_down();
+}
+
 /* Array CASE/GROUP/NAME as real, n elements. */
 static inline real *golden_array(const char *name, int64_t n)
 {

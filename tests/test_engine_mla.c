@@ -14,14 +14,7 @@
 
 static void open_data(void)
 {
-    set_up();
-    golden_open("tests/data/engine_mla.safetensors");
-}
-
-static void close_data(void)
-{
-    ckpt_source_close(&golden);
-    tear_down();
+    golden_set_up("tests/data/engine_mla.safetensors");
 }
 
 static const char *scene; /* the case that runs */
@@ -500,7 +493,7 @@ Suite *SUITE(void)
     Suite *s = suite_create(SUITE_NAME);
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 60);
-    tcase_add_checked_fixture(tc, open_data, close_data);
+    tcase_add_checked_fixture(tc, open_data, golden_tear_down);
     tcase_add_loop_test(tc, mla_matches_the_oracle, 0, N_MLA);
     tcase_add_loop_test(tc, mla_decode_matches_the_oracle, 0, N_MLA);
     tcase_add_loop_test(tc, half_split_rotation_of_permuted_channels_is_the_interleaved_one, 0, 2);

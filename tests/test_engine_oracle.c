@@ -13,14 +13,7 @@
 
 static void open_data(void)
 {
-    set_up();
-    golden_open(DATA);
-}
-
-static void close_data(void)
-{
-    ckpt_source_close(&golden);
-    tear_down();
+    golden_set_up(DATA);
 }
 
 typedef struct op_case {
@@ -241,7 +234,7 @@ Suite *SUITE(void)
     Suite *s = suite_create(SUITE_NAME);
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 60);
-    tcase_add_checked_fixture(tc, open_data, close_data);
+    tcase_add_checked_fixture(tc, open_data, golden_tear_down);
     tcase_add_loop_test(tc, delta_step_and_chunk_match_the_oracle, 0, CKPT_ENG_ISA_COUNT * N_OPS);
     tcase_add_loop_test(tc, linattn_matches_the_oracle, 0, 2 * N_LAYERS);
     suite_add_tcase(s, tc);

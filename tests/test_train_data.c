@@ -16,16 +16,14 @@ static char dir[64];
 
 static void open_golden(void)
 {
-    set_up();
-    golden_open("tests/data/train.safetensors");
+    golden_set_up("tests/data/train.safetensors");
     memcpy(dir, "/tmp/ckpt-data.XXXXXX", sizeof "/tmp/ckpt-data.XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(dir));
 }
 
 static void close_golden(void)
 {
-    ckpt_source_close(&golden);
-    tear_down();
+    golden_tear_down();
     ckpt_remove_tree(dir);
 }
 

@@ -10,14 +10,7 @@ Suite *suite_train_muon(void);
 
 static void open_golden(void)
 {
-    set_up();
-    golden_open("tests/data/train.safetensors");
-}
-
-static void close_golden(void)
-{
-    ckpt_source_close(&golden);
-    tear_down();
+    golden_set_up("tests/data/train.safetensors");
 }
 
 /* ---- peers ------------------------------------------------------------------------------------ */
@@ -299,7 +292,7 @@ Suite *suite_train_muon(void)
 {
     Suite *s = suite_create("train_muon");
     TCase *t = tcase_create("train_muon");
-    tcase_add_checked_fixture(t, open_golden, close_golden);
+    tcase_add_checked_fixture(t, open_golden, golden_tear_down);
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, muon_three_steps_follow_peer, 0, (int)(sizeof peers / sizeof *peers));
     tcase_add_loop_test(t, orthogonalise_matches_double_on_several_tiles, 0,

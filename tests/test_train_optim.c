@@ -11,14 +11,7 @@ Suite *suite_train_optim(void);
 
 static void open_golden(void)
 {
-    set_up();
-    golden_open("tests/data/train.safetensors");
-}
-
-static void close_golden(void)
-{
-    ckpt_source_close(&golden);
-    tear_down();
+    golden_set_up("tests/data/train.safetensors");
 }
 
 static const double rates[] = {1e-3, 7e-4, 2e-3, 0.0, 5e-4, 1e-3};
@@ -327,7 +320,7 @@ Suite *suite_train_optim(void)
 {
     Suite *s = suite_create("train_optim");
     TCase *t = tcase_create("train_optim");
-    tcase_add_checked_fixture(t, open_golden, close_golden);
+    tcase_add_checked_fixture(t, open_golden, golden_tear_down);
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, adamw_six_steps_follow_torch, 0,
                         (int)(sizeof adamw_cases / sizeof *adamw_cases));

@@ -9,14 +9,7 @@ Suite *suite_train_schedule(void);
 
 static void open_golden(void)
 {
-    set_up();
-    golden_open("tests/data/train.safetensors");
-}
-
-static void close_golden(void)
-{
-    ckpt_source_close(&golden);
-    tear_down();
+    golden_set_up("tests/data/train.safetensors");
 }
 
 #define BASE                                                                                       \
@@ -155,7 +148,7 @@ Suite *suite_train_schedule(void)
 {
     Suite *s = suite_create("train_schedule");
     TCase *t = tcase_create("train_schedule");
-    tcase_add_checked_fixture(t, open_golden, close_golden);
+    tcase_add_checked_fixture(t, open_golden, golden_tear_down);
     tcase_set_timeout(t, 30);
     tcase_add_loop_test(t, schedule_follows_megatron, 0, (int)(sizeof cases / sizeof *cases));
     tcase_add_test(t, schedule_bad_fields_are_named);

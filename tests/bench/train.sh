@@ -7,36 +7,18 @@
 # PYTHON names an interpreter with torch and transformers (default: that of make check-peers).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-threads=$(nproc)
-repeats=5
-while [ $# -gt 0 ]; do
-    case $1 in
-    --threads) threads=$2 ;;
-    --repeats) repeats=$2 ;;
-    *)
-        echo "usage: train.sh [--threads N] [--repeats 5]" >&2
-        exit 2
-        ;;
-    esac
-    shift 2
-done
+. tests/bench/torch.bash
 ckpt=${CKPT:-build/ckpt}
-python=${PYTHON:-$HOME/.cache/ckpt/peers/bin/python}
 [ -x "$python" ] || {
     echo "train.sh: $python not found (make check-peers sets it up)" >&2
     exit 2
 }
-work=$(mktemp -d "${TMPDIR:-/tmp}/ckpt-trainbench.XXXXXX")
-trap 'rm -rf "$work"' EXIT
 seconds() { date +%s.%N; }
-"$python" tests/bench/engine_torch.py save "$work/model" 2>"$work/err" || {
-    cat "$work/err" >&2
-    exit 1
-}
+torch save "$work/model"
 for _ in 1 2 3 4; do cat fixtures/fla/corpus.txt; done >"$work/data"
 
-echo "machine: $(nproc) cores, $(awk -F': ' '/model name/ { print $2; exit }' /proc/cpuinfo); $threads threads"
-run() { # TRAIN-ARGUMENTS: peak memory in MiB goes to $work/rss
+echo "$machine"
+run() { # TRAIN-ARGUMENTS: peak memory in KiB goes to $work/kib
     /usr/bin/time -f '%M' -o "$work/kib" "$ckpt" train --data "$work/data" --batch 1 --seq-len 1024 \
         --lr 1e-4 --threads "$threads" --log-every 1000 "$@" 2>"$work/err" || {
         cat "$work/err" >&2
@@ -48,7 +30,7 @@ run --resume "$work/model" --steps $((repeats + 1)) --metrics "$work/metrics"
 sed -n 's/.*"step":[0-9]*,"loss".*"tokens_per_second":\([0-9.]*\).*/\1/p' "$work/metrics" |
     tail -n "$repeats" | median |
     awk -v kib="$(tail -n 1 "$work/kib")" '{ printf "ckpt:    %.2f s a step, %.0f tokens/s, peak RSS %d MiB\n", 1024 / $1, $1, kib / 1024 }'
-echo "PyTorch: $("$python" tests/bench/engine_torch.py train "$work/model" 1024 "$repeats" "$threads" 2>/dev/null)"
+echo "PyTorch: $(torch train "$work/model" 1024 "$repeats" "$threads")"
 
 echo "saves in the background, every second step:"
 run --resume "$work/model" --steps 6 --save "$work/save" --save-every 2 --keep 1 | tail -n 1 | sed "s|$work/||g"
