@@ -438,7 +438,7 @@ START_TEST(gqa_gradients_are_its_differences)
     bool rich = _i == 1;
     c.gqa = (ckpt_eng_gqa){
         .H = 11,
-        .attn = {4, 2, 8, 8, 0},
+        .attn = {.N = 4, .G = 2, .DK = 8, .DV = 8},
         .gated = rich,
         .qk_norm = rich,
         .centered = rich,
