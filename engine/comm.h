@@ -3,8 +3,8 @@
  * A backend moves bytes and knows nothing else: `exchange` sends a piece to every rank and receives
  * one from each. Everything with arithmetic is built on it here, so that sums are taken in rank order,
  * in double precision, and rounded once: results are equal on every rank and in every run. Backends:
- * none (size 1), threads of one process (ckpt_comm_threads, for tests), MPI (a shared object that is
- * loaded when it is asked for: engine/mpi/plugin.c). One between devices may bring `allreduce` of its own.
+ * none (size 1), threads of one process (ckpt_comm_threads, for tests), processes of one host over shared
+ * memory (comm_host.h), MPI (a shared object that is loaded when it is asked for: engine/mpi/plugin.c). One between devices may bring `allreduce` of its own.
  *
  * All ranks of a communicator call the same function in the same order with fitting sizes. A rank that
  * stops calls ckpt_comm_abort, which makes the others fail instead of wait. A communicator belongs to

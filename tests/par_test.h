@@ -3,7 +3,7 @@
 #ifndef CKPT_PAR_TEST_H
 #define CKPT_PAR_TEST_H
 
-#include "comm.h"
+#include "comm_host.h"
 
 #include <check.h>
 #include <pthread.h>
@@ -20,6 +20,9 @@ typedef struct par_rank {
     pthread_t thread;
 } par_rank;
 
+/* Which backend joins the threads: that of threads, or shared memory, which serves processes too. */
+typedef enum par_backend { PAR_THREADS, PAR_HOST } par_backend;
+
 /* Say what is wrong and return false. */
 #define PAR_FAIL(r, ...) ((void)ckpt_fail(&(r)->err, CKPT_E_MISMATCH, __VA_ARGS__), false)
 
@@ -32,14 +35,21 @@ static void *par_main(void *arg)
     return NULL;
 }
 
-/* False if some rank failed; *first is the first that did so by itself. */
-static inline bool par_try(par_rank *ranks, int size, bool (*fn)(par_rank *), void *arg)
+/* False if some rank failed. */
+static inline bool par_try_on(par_backend backend, par_rank *ranks, int size,
+                              bool (*fn)(par_rank *), void *arg)
 {
     ckpt_comm ends[PAR_RANKS];
+    ckpt_comm_host *host = NULL;
     ckpt_err err;
     bool ok = true;
     ck_assert_int_le(size, PAR_RANKS);
-    ck_assert_int_eq(ckpt_comm_threads(ends, size, &err), CKPT_OK);
+    if (backend == PAR_HOST)
+        ck_assert_int_eq(ckpt_comm_host_new(&host, size, &err), CKPT_OK);
+    else
+        ck_assert_int_eq(ckpt_comm_threads(ends, size, &err), CKPT_OK);
+    for (int i = 0; host != NULL && i < size; i++)
+        ck_assert_int_eq(ckpt_comm_host_join(host, i, &ends[i], &err), CKPT_OK);
     for (int i = 0; i < size; i++) {
         ranks[i] = (par_rank){.comm = ends[i], .arg = arg, .fn = fn};
         ck_assert_int_eq(pthread_create(&ranks[i].thread, NULL, par_main, &ranks[i]), 0);
@@ -50,13 +60,19 @@ static inline bool par_try(par_rank *ranks, int size, bool (*fn)(par_rank *), vo
         ok = ok && ranks[i].ok;
         ckpt_comm_release(&ranks[i].comm);
     }
+    ckpt_comm_host_free(host);
     return ok;
 }
 
-static inline void par_run(int size, bool (*fn)(par_rank *), void *arg)
+static inline bool par_try(par_rank *ranks, int size, bool (*fn)(par_rank *), void *arg)
+{
+    return par_try_on(PAR_THREADS, ranks, size, fn, arg);
+}
+
+static inline void par_run_on(par_backend backend, int size, bool (*fn)(par_rank *), void *arg)
 {
     static par_rank ranks[PAR_RANKS];
-    if (par_try(ranks, size, fn, arg))
+    if (par_try_on(backend, ranks, size, fn, arg))
         return;
     char text[3000] = "";
     size_t n = 0;
@@ -65,6 +81,11 @@ static inline void par_run(int size, bool (*fn)(par_rank *), void *arg)
             n += (size_t)snprintf(text + n, sizeof text - n, "rank %d: %.250s; ", i,
                                   ranks[i].err.text);
     ck_abort_msg("%d ranks: %s", size, text);
+}
+
+static inline void par_run(int size, bool (*fn)(par_rank *), void *arg)
+{
+    par_run_on(PAR_THREADS, size, fn, arg);
 }
 
 #endif

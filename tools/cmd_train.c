@@ -441,6 +441,23 @@ static ckpt_status stop_data(ckpt_train_run *run, ckpt_err *err)
                      newest != NULL ? newest : "");
 }
 
+/* A rank died: nothing can be gathered any more; what is being written is finished. */
+static ckpt_status stop_dead(ckpt_train_run *run, ckpt_status status, ckpt_err *err)
+{
+    if (!ckpt_ranks_lead(run->ranks))
+        return status;
+    if (run->saving) {
+        ckpt_saver_drain(&run->saver);
+        take_events(run);
+    }
+    ckpt_train_erase(run);
+    const char *newest = ckpt_train_newest(run);
+    *err = (ckpt_err){0};
+    return ckpt_fail(err, status, "%s; %s%s", ckpt_ranks_dead(run->ranks),
+                     newest != NULL ? "the last checkpoint is " : "there is no checkpoint",
+                     newest != NULL ? newest : "");
+}
+
 /* Loss or gradient is not finite: nothing is saved, what is saved stays. */
 static ckpt_status stop_bad(ckpt_train_run *run, ckpt_err *err)
 {
@@ -472,8 +489,9 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(check_options(run, err));
-    CKPT_CHECK(ckpt_tool_device(run->o->device, err));
+    /* Before a GPU is touched: processes are forked here. */
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
+    CKPT_CHECK(ckpt_tool_device(run->o->device, err));
     run->schedule_given = gives_schedule(run->o);
     CKPT_CHECK(open_base(run, err));
     CKPT_CHECK(ckpt_train_check_save(run, err));
@@ -492,6 +510,8 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     status = train(run, err);
     if (status == CKPT_E_INTERRUPTED)
         status = stop_early(run, err);
+    else if (status != CKPT_OK && ckpt_ranks_dead(run->ranks) != NULL)
+        status = stop_dead(run, status, err);
     else if (status == CKPT_E_MISMATCH)
         status = stop_bad(run, err);
     else if (run->bad_data != CKPT_OK)

@@ -50,31 +50,59 @@ static ckpt_status join(ckpt_ranks *r, const ckpt_rank_opts *o, ckpt_err *err)
         return ckpt_fail(
             err, CKPT_E_USAGE,
             "tp %lld x cp %lld x dp %lld need %lld ranks, there %s %d; start them with "
-            "mpirun -np %lld",
+            "mpirun -np %lld or --launch %lld",
             (long long)tp, (long long)cp, (long long)(dp > 0 ? dp : 1), (long long)want,
-            r->world.size == 1 ? "is" : "are", r->world.size, (long long)want);
+            r->world.size == 1 ? "is" : "are", r->world.size, (long long)want, (long long)want);
     return ckpt_eng_par_open(&r->par, &r->world, (int)tp, (int)cp, (int)dp, (int)ep,
                              (ckpt_eng_cp_mode)(o->cp_mode > 0 ? o->cp_mode : 0), err);
+}
+
+/* Rank among those of one host, as the process managers say; else by the order of all. */
+static int local_rank(const ckpt_ranks *r)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                        "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"};
+    for (size_t i = 0; r->launched.host == NULL && i < sizeof names / sizeof *names; i++) {
+        const char *v = getenv(names[i]);
+        if (v != NULL)
+            return (int)strtol(v, NULL, 10);
+    }
+    return r->world.rank;
+}
+
+static ckpt_status open_world(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks *r,
+                              ckpt_err *err)
+{
+    if (o->launch > 0) {
+        ckpt_status status = ckpt_launch_ranks(tool, (int)o->launch, &r->launched, err);
+        if (status != CKPT_OK)
+            return status;
+        return ckpt_comm_host_join(r->launched.host, r->launched.rank, &r->world, err);
+    }
+    char *path = part_path(&tool->arena);
+    return path == NULL ? ckpt_tool_no_memory(err) : ckpt_comm_load(&r->world, path, err);
 }
 
 ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
                             ckpt_err *err)
 {
     *out = NULL;
-    if (started_ranks() == 1 && o->tp <= 1 && o->cp <= 1 && o->dp <= 1 && o->ep <= 1)
+    if (o->launch > 0 && started_ranks() > 1)
+        return ckpt_fail(err, CKPT_E_USAGE, "--launch %lld: mpirun has started ranks already",
+                         (long long)o->launch);
+    if (started_ranks() == 1 && o->launch < 1 && o->tp <= 1 && o->cp <= 1 && o->dp <= 1 &&
+        o->ep <= 1)
         return CKPT_OK;
     ckpt_ranks *r = calloc(1, sizeof *r);
-    char *path = part_path(&tool->arena);
-    if (r == NULL || path == NULL) {
-        free(r);
+    if (r == NULL)
         return ckpt_tool_no_memory(err);
-    }
-    ckpt_status status = ckpt_comm_load(&r->world, path, err);
+    ckpt_status status = open_world(tool, o, r, err);
     if (status != CKPT_OK) {
         free(r);
         return status;
     }
     tool->ranks = r;
+    r->local = local_rank(r);
     if (r->world.rank != 0) {
         tool->g.quiet = true;
         tool->g.verbose = tool->progress = false;
@@ -86,15 +114,23 @@ ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks
     return status;
 }
 
+const char *ckpt_ranks_dead(const ckpt_ranks *r)
+{
+    return r != NULL && r->launched.host != NULL ? ckpt_comm_host_why(r->launched.host) : NULL;
+}
+
 bool ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status)
 {
     const struct timespec wait = {.tv_sec = status == CKPT_E_USAGE ? 60 : 5};
-    if (ckpt_ranks_lead(tool->ranks))
-        return true;
-    if (nanosleep(&wait, NULL) != 0) /* SIGTERM: rank 0 failed too */
-        return false;
-    fprintf(stderr, "ckpt: rank %d of %d failed:\n", tool->ranks->world.rank,
-            tool->ranks->world.size);
+    ckpt_ranks *r = tool->ranks;
+    if (r != NULL && r->launched.host != NULL) {
+        if (!ckpt_launch_speaks(&r->launched, status))
+            return false;
+    } else if (!ckpt_ranks_lead(r) && nanosleep(&wait, NULL) != 0) {
+        return false; /* SIGTERM: rank 0 failed too */
+    }
+    if (!ckpt_ranks_lead(r))
+        fprintf(stderr, "ckpt: rank %d of %d failed:\n", r->world.rank, r->world.size);
     return true;
 }
 

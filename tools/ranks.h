@@ -1,23 +1,27 @@
-/* Ranks of a command that runs the engine: the communication part is loaded only when there are several,
- * by mpirun's word or by the sizes asked for. */
+/* Ranks of a command that runs the engine: started by the program itself (--launch N, launch.h), or by
+ * mpirun, and then the communication part is loaded, by mpirun's word or by the sizes asked for. */
 #ifndef CKPT_TOOL_RANKS_H
 #define CKPT_TOOL_RANKS_H
 
+#include "launch.h"
 #include "par.h"
 #include "tool.h"
 
 /* Sizes; below 1: not given. dp then takes the ranks that are left. */
 typedef struct ckpt_rank_opts {
     int64_t tp, cp, dp, ep;
-    int cp_mode; /* ckpt_eng_cp_mode */
+    int64_t launch; /* ranks to start here */
+    int cp_mode;    /* ckpt_eng_cp_mode */
 } ckpt_rank_opts;
 
 struct ckpt_ranks {
     ckpt_comm world;
     ckpt_eng_par par;
+    ckpt_launch launched; /* host NULL: mpirun started them */
+    int local;            /* rank among those of this host: which GPU */
 };
 
-/* Join the others. *out stays NULL in one process; else it belongs to the tool, which ends it with the
+/* Start or join the others. *out stays NULL in one process; else it belongs to the tool, which ends it with the
  * program. On ranks other than 0 nothing is printed from here on but errors of their own.
  * Errors: CKPT_E_UNSUPPORTED the communication part is missing, CKPT_E_USAGE sizes that do not fit. */
 ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
@@ -26,6 +30,8 @@ static inline bool ckpt_ranks_lead(const ckpt_ranks *r)
 {
     return r == NULL || r->world.rank == 0;
 }
+/* Words for a rank that died, or NULL: nothing that all ranks take part in can be done any more. */
+const char *ckpt_ranks_dead(const ckpt_ranks *r);
 
 /* Before an error is printed: one that all ranks have, as those of usage, is rank 0's to say, which then
  * ends the others. False: this rank is being ended, and says nothing. */

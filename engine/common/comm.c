@@ -331,11 +331,11 @@ ckpt_status ckpt_comm_load(ckpt_comm *out, const char *path, ckpt_err *err)
     /* Global: MPI libraries load parts of themselves that look for their symbols. Never closed. */
     void *so = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (so == NULL)
-        return ckpt_fail(
-            err, CKPT_E_UNSUPPORTED,
-            "several ranks need the MPI part of ckpt, which does not load (%s); install "
-            "libopenmpi-dev and openmpi-bin and build ckpt again",
-            dlerror());
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "several ranks need --launch N or the MPI part of ckpt, which does not "
+                         "load (%s); install "
+                         "libopenmpi-dev and openmpi-bin and build ckpt again",
+                         dlerror());
     const ckpt_comm_plugin *plugin = dlsym(so, "ckpt_comm_plugin_v1");
     if (plugin == NULL || plugin->version != CKPT_COMM_PLUGIN_VERSION)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: of another version of ckpt", path);

@@ -1,0 +1,98 @@
+# Training on ranks that the program starts itself (--launch): every kind of parallelism follows one
+# process, equals the run under mpirun bit for bit, and a rank that dies ends the run with a clear word.
+export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+losses() { grep '"loss"' "$1" | sed 's/.*"loss":\([^,]*\),.*/\1/'; }
+close_to() {
+    paste -d' ' <(losses "$1") <(losses "$2") | awk -v limit="$3" 'function abs(x) { return x < 0 ? -x : x }
+        { n++; if (NF != 2 || !(abs($1 - $2) <= limit * $2)) { print "step " n ": " $0; bad = 1 } }
+        END { exit bad || n < 2 }' >far.txt || fail "$1 against $2: $(head -3 far.txt)"
+}
+# until_there FILE: wait for it, at most 20 s (2 minutes under a sanitizer).
+until_there() {
+    local i
+    for ((i = 0; i < 1200; i++)); do
+        if [ -e "$1" ]; then return; fi
+        sleep 0.1
+    done
+    fail "no $1"
+}
+
+kimi=$FIXTURES/hf/kimi_linear_tiny
+run=(--data "$FIXTURES/fla/corpus.txt" --seq-len 16 --batch 4 --lr 1e-3 --threads 1)
+rc 0 train --resume "$kimi" "${run[@]}" --steps 6 --metrics one.jsonl
+rc 0 train --resume "$kimi" "${run[@]}" --steps 6 --launch 4 --tp 2 --dp 2 --metrics tp2dp2.jsonl --save four --save-every 3
+close_to tp2dp2.jsonl one.jsonl 1e-5
+[ "$(grep -c '^step 6:' $OUT)" -eq 1 ] || fail "not one rank's words: $(cat $OUT)"
+rc 0 verify four --hash
+# Resumed at the same mesh: the same bits; at others: close.
+rc 0 train --resume four --iteration 3 "${run[@]}" --steps 6 --launch 4 --tp 2 --dp 2 --save again
+same four/iter_0000006/model.safetensors again/iter_0000006/model.safetensors
+rc 0 train --resume four --iteration 3 "${run[@]}" --steps 6 --launch 2 --cp 2 --cp-mode chunks --metrics tail.jsonl
+losses one.jsonl | tail -n 3 | sed 's/.*/"loss":&,/' >want.jsonl
+close_to tail.jsonl want.jsonl 1e-5
+rc 0 train --resume "$kimi" "${run[@]}" --steps 6 --launch 2 --ep 2 --micro-batch 1 --metrics ep2.jsonl
+close_to ep2.jsonl one.jsonl 1e-5
+rc 0 train --resume "$kimi" "${run[@]}" --steps 6 --launch 2 --cp 2 --metrics cp2.jsonl
+close_to cp2.jsonl one.jsonl 1e-5
+if command -v mpirun >/dev/null && [ -e "$(dirname "$CKPT")/libckpt_mpi.so" ] && ! sanitized asan && ! sanitized tsan; then
+    mpirun --oversubscribe --bind-to none -np 4 "$CKPT" train --resume "$kimi" "${run[@]}" --steps 6 --tp 2 --dp 2 --save mpi >$OUT 2>$ERR ||
+        fail "mpirun: $(cat $ERR)"
+    same four/iter_0000006/model.safetensors mpi/iter_0000006/model.safetensors
+    mpirun --oversubscribe --bind-to none -np 2 "$CKPT" train --resume "$kimi" "${run[@]}" --steps 6 --launch 2 >$OUT 2>$ERR
+    [ $? -eq 2 ] || fail "--launch under mpirun"
+    err 'mpirun has started ranks already'
+fi
+
+# Errors are one line, whichever rank has them.
+rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 2 --tp 2 --cp 2; one_line
+err 'tp 2 x cp 2 x dp 1 need 4 ranks, there are 2; start them with mpirun -np 4 or --launch 4'
+rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 3 --tp 3; one_line; err '2 heads of linear attention cannot be cut into 3 parts'
+rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 65; one_line; err '--launch'
+(seq 1 99 | tr -dc 0-9 | tr 0-9 '\000-\011'; printf '\377'; seq 1 99 | tr -dc 0-9 | tr 0-9 '\000-\011') >broken.txt
+rc 3 train --resume "$FIXTURES/mcore/optim_params_tp2" --reset-optimizer --data broken.txt --seq-len 8 --batch 2 \
+    --steps 99 --no-shuffle --threads 1 --launch 2 --save broken
+err 'token 189 is 255'; err 'the last checkpoint is broken/iter_0000011'
+rc 0 train --resume "$kimi" "${run[@]}" --steps 1 --launch 2 --json
+[ "$(grep -c '"command"' $OUT)" -eq 1 ] || fail "not one document: $(cat $OUT)"
+
+# SIGINT to the program: every rank stops after the same step, and the run is saved.
+"$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --launch 2 --tp 2 --save int --save-every 3 >$OUT 2>$ERR &
+job=$!
+until_there int/latest_checkpointed_iteration.txt
+kill -INT $job
+wait $job || fail "SIGINT: $(cat $ERR)"
+err 'interrupted after step [0-9]+; saved int/iter_[0-9]+; go on with'
+rc 0 verify int --hash
+
+# A rank that is killed, rank 0 too: the others say so at once, what is saved stays.
+for victim in 0 1 2; do
+    "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --launch 3 --save dead$victim --save-every 2 --batch 3 >$OUT 2>$ERR &
+    job=$!
+    until_there dead$victim/latest_checkpointed_iteration.txt
+    pids=($(cat /proc/$job/task/$job/children))
+    [ ${#pids[@]} -eq 3 ] || fail "ranks: ${pids[*]}"
+    start=$SECONDS
+    kill -9 "${pids[$victim]}"
+    wait $job
+    got=$?
+    [ $got -eq 5 ] || fail "exit $got with a dead rank: $(cat $ERR)"
+    [ $((SECONDS - start)) -le 30 ] || fail "noticed after $((SECONDS - start)) s"
+    grep -v 'starts anew$' $ERR >words.txt
+    [ "$(wc -l <words.txt)" -eq 1 ] || fail "not one line: $(cat $ERR)"
+    err "rank $victim of 3 was killed by signal 9 \\(Killed\\)"
+    if [ $victim -gt 0 ]; then err "the last checkpoint is dead$victim/iter_0"; fi
+    rc 0 verify dead$victim --hash
+done
+# The program itself is killed: its ranks save and end.
+"$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --launch 2 --save orphan --save-every 2 >$OUT 2>$ERR &
+job=$!
+until_there orphan/latest_checkpointed_iteration.txt
+pids=($(cat /proc/$job/task/$job/children))
+kill -9 $job
+wait $job
+for ((i = 0; i < 600; i++)); do
+    kill -0 "${pids[0]}" 2>/dev/null || kill -0 "${pids[1]}" 2>/dev/null || break
+    sleep 0.1
+done
+[ $i -lt 600 ] || fail "ranks ${pids[*]} live on"
+rc 0 verify orphan --hash

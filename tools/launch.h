@@ -1,0 +1,25 @@
+/* Ranks that this program starts itself, as processes of this host: --launch N. */
+#ifndef CKPT_TOOL_LAUNCH_H
+#define CKPT_TOOL_LAUNCH_H
+
+#include "comm_host.h"
+#include "tool.h"
+
+#include <sys/types.h>
+
+typedef struct ckpt_launch {
+    ckpt_comm_host *host;
+    int rank;
+    pid_t parent;
+} ckpt_launch;
+
+/* Fork `size` ranks, which return from here. The caller itself does not: it passes signals on (the first
+ * SIGINT, SIGTERM or SIGUSR1 as SIGUSR1, on which all stop after the same step; later ones as SIGTERM),
+ * tells the ranks of those that died, says so if none of them can, and exits with their exit code.
+ * Call it before anything starts threads or touches a GPU. Errors: CKPT_E_USAGE, CKPT_E_NOMEM, CKPT_E_IO. */
+ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, ckpt_launch *out,
+                              ckpt_err *err) CKPT_MUST_USE;
+/* May this rank say what went wrong? One of them does, rank 0 if it lives; waits for that one if need be. */
+bool ckpt_launch_speaks(const ckpt_launch *l, ckpt_status status);
+
+#endif
