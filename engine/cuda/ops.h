@@ -32,11 +32,14 @@ extern "C" {
 #define CKPT_CUDA_PARTS 512     /* pieces of a sum over rows, at most */
 #define CKPT_CUDA_ROW_MAX 16384 /* longest row of a norm */
 
+typedef struct ckpt_cuda_gemm ckpt_cuda_gemm; /* gemm.h */
+
 typedef struct ckpt_cuda {
     ckpt_cuda_type type;
-    void *stream; /* a cudaStream_t */
-    void *work;   /* device memory for backward: see `work` of each */
-    size_t bytes; /* of it */
+    void *stream;         /* a cudaStream_t */
+    void *work;           /* device memory for backward: see `work` of each */
+    size_t bytes;         /* of it */
+    ckpt_cuda_gemm *gemm; /* of matrix products (gemm.h); NULL: their own kernels */
 } ckpt_cuda;
 
 /* Bytes of workspace for `columns` column sums. */
