@@ -62,6 +62,54 @@ START_TEST(kda_cuda_length_matches_recurrence)
 }
 END_TEST
 
+/* What delta.h copies: other rules, grouped heads, other sizes, gates of either type. */
+static const kda_case rules[] = {
+    {.rule = CKPT_CUDA_RULE_GDN, .H = 1,  .HV = 2,                  .D = 64,        .g_low = -1},
+    {            .rule = CKPT_CUDA_RULE_GDN2,                    .H = 1, .HV = 1,                  .D = 64,   .safe = true, .g_low = -5},
+    {            .rule = CKPT_CUDA_RULE_GDN2,                    .H = 1, .HV = 2,                   .D = 0,        .K = 24,     .V = 16, .g_low = -2},
+    { .rule = CKPT_CUDA_RULE_KDA, .H = 1,  .HV = 2,                  .D = 0,         .K = 16,     .V = 80, .g_low = -4},
+    {    .rule = CKPT_CUDA_RULE_KDA,                          .H = 1,        .HV = 3, .D = 64, .safe = true,     .g_low = -5},
+    {.rule = CKPT_CUDA_RULE_KDA,                          .H = 2,        .HV = 2, .D = 64, .safe = true,     .g_low = -5},
+};
+
+START_TEST(delta_cuda_rule_matches_recurrence)
+{
+    kda_case c = rules[_i / 3];
+    c.type = _i % 3 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
+    c.gates = _i % 3 == 2 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
+    c.delta = c.states = true;
+    c.N = 2;
+    c.cu[1] = 66;
+    c.cu[2] = 83;
+    run_case(&c);
+}
+END_TEST
+
+START_TEST(delta_cuda_refuses_what_it_has_not)
+{
+    static const int64_t cu[2] = {0, 8};
+    size_t f, b;
+    const ckpt_cuda c = {.type = CKPT_CUDA_F32};
+    ckpt_cuda_delta d = {.H = 2, .HV = 3, .K = 64, .V = 64, .N = 1, .cu = cu};
+    ck_assert_int_eq(ckpt_cuda_delta_bytes(&c, &d, &f, &b, &err), CKPT_E_USAGE);
+    ck_assert_str_eq(err.text, "delta rule on CUDA: 3 value heads of 64 for 2 key heads of 64");
+    d.HV = 4;
+    d.V = 130;
+    ck_assert_int_eq(ckpt_cuda_delta_bytes(&c, &d, &f, &b, &err), CKPT_E_UNSUPPORTED);
+    ck_assert_str_eq(err.text, "delta rule on CUDA: head size 130 above 128");
+    d.V = 128;
+    d.gates = CKPT_CUDA_BF16;
+    ck_assert_int_eq(ckpt_cuda_delta_bytes(&c, &d, &f, &b, &err), CKPT_E_USAGE);
+    d.gates = CKPT_CUDA_F32;
+    d.rule = (ckpt_cuda_rule)3;
+    ck_assert_int_eq(ckpt_cuda_delta_bytes(&c, &d, &f, &b, &err), CKPT_E_UNSUPPORTED);
+    d.rule = CKPT_CUDA_RULE_GDN;
+    const ckpt_cuda_delta_in in = {.q = NULL};
+    ck_assert_int_eq(ckpt_cuda_delta_fwd(&c, &d, &in, NULL, NULL, &err), CKPT_E_USAGE);
+    ck_assert_ptr_nonnull(strstr(err.text, "workspace of 0 bytes, needs "));
+}
+END_TEST
+
 START_TEST(kda_cuda_nothing_is_nothing)
 {
     kda_case c = {.type = CKPT_CUDA_BF16, .D = 64, .H = 1};
@@ -106,6 +154,9 @@ Suite *suite_kda_cuda(void)
     tcase_add_loop_test(t, kda_cuda_packed_matches_recurrence, 0, 8);
     tcase_add_loop_test(t, kda_cuda_length_matches_recurrence, 0,
                         (int)(sizeof lengths / sizeof *lengths));
+    tcase_add_loop_test(t, delta_cuda_rule_matches_recurrence, 0,
+                        3 * (int)(sizeof rules / sizeof *rules));
+    tcase_add_test(t, delta_cuda_refuses_what_it_has_not);
     tcase_add_test(t, kda_cuda_nothing_is_nothing);
     tcase_add_test(t, kda_cuda_refuses_what_it_has_not);
     suite_add_tcase(s, t);

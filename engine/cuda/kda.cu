@@ -125,7 +125,7 @@ ckpt_status run(const ckpt_cuda_kda *d, const shape &s, const args &p, bool back
     return d->type == CKPT_CUDA_BF16 ? run_bf16(how, p, err) : run_f32(how, p, err);
 }
 
-args begin(const ckpt_cuda_kda *d, const shape &s, const ckpt_cuda_kda_in *in)
+args begin(const ckpt_cuda_kda *d, const extra &x, const shape &s, const ckpt_cuda_kda_in *in)
 {
     args p = {};
     p.q = in->q;
@@ -134,7 +134,11 @@ args begin(const ckpt_cuda_kda *d, const shape &s, const ckpt_cuda_kda_in *in)
     p.g = in->g;
     p.beta = in->beta;
     p.state0 = in->state0;
+    p.kb = x.kb;
+    p.dkb = x.dkb;
     p.H = (int)d->H;
+    p.HQ = (int)x.HQ;
+    p.G = (int)(d->H / x.HQ);
     p.seq_len = d->N > 0 ? d->cu[1] : 0;
     p.per_seq = s.uniform ? (int)((p.seq_len + C - 1) / C) : 0;
     p.scale = (float)(d->scale != 0 ? d->scale : 1 / std::sqrt((double)d->D));
@@ -143,6 +147,43 @@ args begin(const ckpt_cuda_kda *d, const shape &s, const ckpt_cuda_kda_in *in)
 }
 
 } // namespace
+
+ckpt_status kda::forward(const ckpt_cuda_kda *d, const extra &x, const ckpt_cuda_kda_in *in,
+                         void *o, float *state, void *work, device_stream stream, ckpt_err *err)
+{
+    shape s;
+    const ckpt_status status = measure(d, &s, err);
+    if (status != CKPT_OK)
+        return status;
+    args p = begin(d, x, s, in);
+    arena a = {(unsigned char *)work, 0};
+    divide(d, s, false, &a, &p);
+    p.o = o;
+    p.state = state;
+    return run(d, s, p, false, stream, err);
+}
+
+ckpt_status kda::backward(const ckpt_cuda_kda *d, const extra &x, const ckpt_cuda_kda_in *in,
+                          const void *d_o, const float *d_state, const ckpt_cuda_kda_grad *grad,
+                          void *work, device_stream stream, ckpt_err *err)
+{
+    shape s;
+    const ckpt_status status = measure(d, &s, err);
+    if (status != CKPT_OK)
+        return status;
+    args p = begin(d, x, s, in);
+    arena a = {(unsigned char *)work, 0};
+    divide(d, s, true, &a, &p);
+    p.d_o = d_o;
+    p.d_state = d_state;
+    p.dq = grad->q;
+    p.dk = grad->k;
+    p.dv = grad->v;
+    p.dg = grad->g;
+    p.dbeta = grad->beta;
+    p.d_state0 = grad->state0;
+    return run(d, s, p, true, stream, err);
+}
 
 extern "C" ckpt_status ckpt_cuda_kda_bytes(const ckpt_cuda_kda *d, size_t *forward,
                                            size_t *backward, ckpt_err *err)
@@ -164,16 +205,7 @@ extern "C" ckpt_status ckpt_cuda_kda_fwd(const ckpt_cuda_kda *d, const ckpt_cuda
                                          void *o, float *state, void *work, void *stream,
                                          ckpt_err *err)
 {
-    shape s;
-    const ckpt_status status = measure(d, &s, err);
-    if (status != CKPT_OK)
-        return status;
-    args p = begin(d, s, in);
-    arena a = {(unsigned char *)work, 0};
-    divide(d, s, false, &a, &p);
-    p.o = o;
-    p.state = state;
-    return run(d, s, p, false, stream_of(stream), err);
+    return forward(d, extra{d->H, nullptr, nullptr}, in, o, state, work, stream_of(stream), err);
 }
 
 extern "C" ckpt_status ckpt_cuda_kda_bwd(const ckpt_cuda_kda *d, const ckpt_cuda_kda_in *in,
@@ -181,20 +213,6 @@ extern "C" ckpt_status ckpt_cuda_kda_bwd(const ckpt_cuda_kda *d, const ckpt_cuda
                                          const ckpt_cuda_kda_grad *grad, void *work, void *stream,
                                          ckpt_err *err)
 {
-    shape s;
-    const ckpt_status status = measure(d, &s, err);
-    if (status != CKPT_OK)
-        return status;
-    args p = begin(d, s, in);
-    arena a = {(unsigned char *)work, 0};
-    divide(d, s, true, &a, &p);
-    p.d_o = d_o;
-    p.d_state = d_state;
-    p.dq = grad->q;
-    p.dk = grad->k;
-    p.dv = grad->v;
-    p.dg = grad->g;
-    p.dbeta = grad->beta;
-    p.d_state0 = grad->state0;
-    return run(d, s, p, true, stream_of(stream), err);
+    return backward(d, extra{d->H, nullptr, nullptr}, in, d_o, d_state, grad, work,
+                    stream_of(stream), err);
 }

@@ -23,8 +23,10 @@ struct chunk_at {
 /* Everything a kernel is told. Arrays of a chunk are [chunk][head][rows][columns], dense. */
 struct args {
     const void *q, *k, *v, *g, *d_o;
+    const void *kb; /* [T, H, D] E: what erases, in place of beta k; NULL: beta k */
     const float *beta, *state0, *d_state;
-    void *o, *dq, *dk, *dv;
+    void *o, *dq, *dk, *dv; /* dq, dk [T, H, D], one for each head of v */
+    void *dkb;              /* with kb, of which dk is then free */
     float *dg, *dbeta, *state, *d_state0;
     unsigned char *image;  /* of each chunk: what a step of the scans reads (struct image) */
     void *U;               /* [D / VS][C][LV] E; becomes V_new where backward needs it */
@@ -34,6 +36,7 @@ struct args {
     const int *first;      /* [N + 1] first chunk of each sequence, with table */
     int64_t seq_len;
     int per_seq, H; /* chunks of a sequence without table */
+    int HQ, G;      /* heads of q and k; heads of v that share one */
     float scale;
     int stages;            /* buffers of a scan */
     bool g_bf16, resident; /* resident: shared memory holds all operands of the gradient kernel */
@@ -48,6 +51,18 @@ template <class E, int D> struct image {
     static constexpr int first = Qg, bytes = Aqk + C * LC * (int)sizeof(E);
 };
 template <class E, int D> constexpr int columns = D / VS *C *LV; /* elements of U of a chunk */
+
+/* Element of q and k: [T, HQ, D]. */
+template <int D> DEV int64_t key_at(const args &p, const chunk_at &c, int h)
+{
+    return (c.start * p.HQ + (p.G == 1 ? h : h / p.G)) * D;
+}
+DEV float beta_at(const args &p, const chunk_at &c, int h, int r)
+{
+    if (r >= c.len)
+        return 0.f;
+    return p.kb ? 1.f : p.beta[(c.start + r) * p.H + h];
+}
 
 DEV chunk_at find_chunk(const args &p, int c)
 {

@@ -40,8 +40,10 @@ template <class E, int D> struct grad_memory {
         small + (tiles ? (3 * C * LD + 3 * slot) * 2 : 2 * C * LD * 4 + C * LG * 4);
     static constexpr int bytes_shared = tiles ? small + (3 * C * LD + slot) * 2 : bytes;
     float *G, *buf, *beta, *part, *last, *col, *red;
-    E *A, *L, *d_o, *V, *dV, *S, *dS, *q, *k;
-    DEV grad_memory(unsigned char *p, bool resident)
+    static constexpr int kb_tile =
+        C * LD * (int)sizeof(E); /* behind the rest, when there is a kb */
+    E *A, *L, *d_o, *V, *dV, *S, *dS, *q, *k, *kb;
+    DEV grad_memory(unsigned char *p, bool resident, bool own_kb)
     {
         G = (float *)p;
         beta = G + C * LG;
@@ -67,6 +69,7 @@ template <class E, int D> struct grad_memory {
             k = q + C * LD;
             buf = (float *)(k + C * LD);
         }
+        kb = own_kb ? (E *)(p + (resident ? bytes : bytes_shared)) : k;
     }
 };
 
@@ -81,14 +84,14 @@ template <class E> struct before_ref {
     }
 };
 template <class E> struct after_ref {
-    const E *q, *k;
+    const E *q, *kb;
     const float *G, *ref, *beta;
     int ld, lg;
     DEV void at(int d, int i, float &x, float &y) const
     {
         const float e = ex2(G[i * lg + d] - ref[d]);
         x = to_f(q[i * ld + d]) * e;
-        y = to_f(k[i * ld + d]) * e * beta[i];
+        y = to_f(kb[i * ld + d]) * e * beta[i];
     }
 };
 template <class E> struct after_q {
@@ -102,7 +105,7 @@ template <class E> struct after_k {
     after_ref<E> o;
     DEV float at(int d, int i) const
     {
-        return to_f(o.k[i * o.ld + d]) * ex2(o.G[i * o.lg + d] - o.ref[d]) * o.beta[i];
+        return to_f(o.kb[i * o.ld + d]) * ex2(o.G[i * o.lg + d] - o.ref[d]) * o.beta[i];
     }
 };
 
@@ -173,7 +176,7 @@ DEV void exact_tiles(const grad_memory<E, D> &m, float (&xq)[16], float (&xb)[16
         if (r0 >= C)
             continue;
         const float G = m.G[(r0 + i) * LG + d], q = to_f(m.q[(r0 + i) * LD + d]),
-                    kb = m.beta[r0 + i] * to_f(m.k[(r0 + i) * LD + d]);
+                    kb = m.beta[r0 + i] * to_f(m.kb[(r0 + i) * LD + d]);
 #pragma unroll
         for (int j = 0; j <= i; j++) {
             const float e = ex2(G - m.G[(r0 + j) * LG + d]), k = to_f(m.k[(r0 + j) * LD + d]);
@@ -227,7 +230,7 @@ DEV void finish(const args &p, const grad_memory<E, D> &m, const chunk_at &c, in
     for (int r = 0; r < R; r++)
         if (part * R + r < c.len)
             p.dg[((c.start + part * R + r) * p.H + h) * D + d] = x[r] + after;
-    if ((int)threadIdx.x < c.len) {
+    if (!p.kb && (int)threadIdx.x < c.len) {
         float b = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -268,13 +271,13 @@ template <class E, int D, bool SAFE> KERNEL(GRAD_THREADS, 1) grads(const args p)
     typedef grad_memory<E, D> M;
     constexpr int LD = M::LD, LG = M::LG, NT = D / 32, TH = GRAD_THREADS;
     constexpr bool tiles = M::tiles;
-    const M m(memory, p.resident);
+    const M m(memory, p.resident, p.kb != nullptr);
     const int ci = (int)blockIdx.x / p.H, h = (int)blockIdx.x % p.H, tid = (int)threadIdx.x;
     const int w = tid / 32, r0 = w % 4 * 16, quarter = w / 4, n0 = quarter * (D / 4);
     const int64_t tile = blockIdx.x;
     const chunk_at c = find_chunk(p, ci);
-    const int64_t at = (c.start * p.H + h) * D;
-    const int row = p.H * D;
+    const int64_t at = (c.start * p.H + h) * D, key = key_at<D>(p, c, h);
+    const int row = p.H * D, key_row = p.HQ * D;
     const E *gV = (const E *)p.U + tile * columns<E, D>, *gS = (const E *)p.S + tile * (D * D),
             *gdS = (const E *)p.dS + tile * (D * D), *gT = (const E *)p.T + tile * (C * C),
             *gO = (const E *)p.d_o + at;
@@ -293,12 +296,14 @@ template <class E, int D, bool SAFE> KERNEL(GRAD_THREADS, 1) grads(const args p)
     if (!tiles || p.resident) {
         if (tiles)
             fetch<E, TH>(m.dS, LD, gdS, D, D, D, D);
-        fetch<E, TH>(m.q, LD, (const E *)p.q + at, row, C, D, c.len);
-        fetch<E, TH>(m.k, LD, (const E *)p.k + at, row, C, D, c.len);
+        fetch<E, TH>(m.q, LD, (const E *)p.q + key, key_row, C, D, c.len);
+        fetch<E, TH>(m.k, LD, (const E *)p.k + key, key_row, C, D, c.len);
     }
+    if (p.kb)
+        fetch<E, TH>(m.kb, LD, (const E *)p.kb + at, row, C, D, c.len);
     copy_commit();
     if (tid < C)
-        m.beta[tid] = tid < c.len ? p.beta[(c.start + tid) * p.H + h] : 0.f;
+        m.beta[tid] = beta_at(p, c, h, tid);
     cumulate<D, TH>(p, c, h, m.G, LG, m.part);
     copy_wait<2>();
     sync_block();
@@ -373,8 +378,8 @@ template <class E, int D, bool SAFE> KERNEL(GRAD_THREADS, 1) grads(const args p)
     }
     if (tiles && !p.resident) {
         sync_block();
-        fetch<E, TH>(m.q, LD, (const E *)p.q + at, row, C, D, c.len);
-        fetch<E, TH>(m.k, LD, (const E *)p.k + at, row, C, D, c.len);
+        fetch<E, TH>(m.q, LD, (const E *)p.q + key, key_row, C, D, c.len);
+        fetch<E, TH>(m.k, LD, (const E *)p.k + key, key_row, C, D, c.len);
         copy_commit();
         copy_wait<0>();
         sync_block();
@@ -409,7 +414,7 @@ template <class E, int D, bool SAFE> KERNEL(GRAD_THREADS, 1) grads(const args p)
     product<E>::run2(dq, db, Row<E>{m.A, LC}, Row<E>{m.L, LC}, r0,
                      before_ref<E>{m.k, m.G, Gq, LD, LG}, n0, 0, SAFE ? r0 + 16 : r0);
     add_later(dk, Col<E>{m.A, LC}, Col<E>{m.L, LC}, r0,
-              after_ref<E>{m.q, m.k, m.G, Gk, m.beta, LD, LG}, n0, SAFE ? r0 : r0 + 16, C);
+              after_ref<E>{m.q, m.kb, m.G, Gk, m.beta, LD, LG}, n0, SAFE ? r0 : r0 + 16, C);
 #pragma unroll
     for (int j = 0; j < NT; j++)
 #pragma unroll
@@ -443,13 +448,17 @@ template <class E, int D, bool SAFE> KERNEL(GRAD_THREADS, 1) grads(const args p)
             const float *x = dq[0][j] + 2 * half, *y = db[0][j] + 2 * half,
                         *z = dk[0][j] + 2 * half;
             const pair q = load2(m.q + r * LD + d), k = load2(m.k + r * LD + d);
+            const pair kb = load2(m.kb + r * LD + d);
             const float beta = m.beta[r];
-            store2(m.buf + r * LG + d, q.x * x[0] + k.x * (beta * y[0] - z[0]),
-                   q.y * x[1] + k.y * (beta * y[1] - z[1]));
+            store2(m.buf + r * LG + d, q.x * x[0] + kb.x * beta * y[0] - k.x * z[0],
+                   q.y * x[1] + kb.y * beta * y[1] - k.y * z[1]);
             if (r < c.len) {
                 store2((E *)p.dq + at + (int64_t)r * row + d, x[0], x[1]);
-                store2((E *)p.dk + at + (int64_t)r * row + d, z[0] + beta * y[0],
-                       z[1] + beta * y[1]);
+                const float keep = p.kb ? 0.f : beta;
+                store2((E *)p.dk + at + (int64_t)r * row + d, z[0] + keep * y[0],
+                       z[1] + keep * y[1]);
+                if (p.kb)
+                    store2((E *)p.dkb + at + (int64_t)r * row + d, y[0], y[1]);
             }
         }
     sync_block();

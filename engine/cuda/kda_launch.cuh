@@ -35,7 +35,8 @@ template <class E, int D> struct runner {
     ckpt_status prepare(ckpt_err *err) const
     {
         return launch("prep", how.safe ? prep<E, D, true> : prep<E, D, false>, how.tiles,
-                      PREP_THREADS, prep_memory<E, D>::bytes, p, how.stream, err);
+                      PREP_THREADS, p.kb ? prep_memory<E, D>::bytes_kb : prep_memory<E, D>::bytes,
+                      p, how.stream, err);
     }
     template <class K> ckpt_status serial(const char *name, K *kernel, ckpt_err *err) const
     {
@@ -73,10 +74,11 @@ template <class E, int D> struct runner {
         status = room(kernel, 0, &limit, err);
         if (status != CKPT_OK)
             return status;
-        p.resident = grad_memory<E, D>::bytes <= limit;
+        typedef grad_memory<E, D> M;
+        const int kb = p.kb ? M::kb_tile : 0;
+        p.resident = M::bytes + kb <= limit;
         return launch("grads", kernel, how.tiles, GRAD_THREADS,
-                      p.resident ? grad_memory<E, D>::bytes : grad_memory<E, D>::bytes_shared, p,
-                      how.stream, err);
+                      (p.resident ? M::bytes : M::bytes_shared) + kb, p, how.stream, err);
     }
     ckpt_status run(ckpt_err *err)
     {

@@ -21,9 +21,10 @@ template <class E, int D> struct prep_memory {
     static constexpr int LD = D + 16 / (int)sizeof(E), LG = D + 4;
     static constexpr int bytes =
         (C * LG + C * LF + C + PREP_THREADS) * 4 + (3 * C * LD + C * LC) * (int)sizeof(E);
+    static constexpr int bytes_kb = bytes + C * LD * (int)sizeof(E); /* with a tile for kb */
     float *G, *L, *beta, *part;
-    E *q, *k, *v, *T;
-    DEV explicit prep_memory(unsigned char *p)
+    E *q, *k, *v, *T, *kb; /* kb: rows that beta scales, k itself unless there is another */
+    DEV prep_memory(unsigned char *p, bool own_kb)
     {
         q = (E *)p;
         k = q + C * LD;
@@ -33,6 +34,7 @@ template <class E, int D> struct prep_memory {
         L = G + C * LG;
         beta = L + C * LF;
         part = beta + C;
+        kb = own_kb ? (E *)(part + PREP_THREADS) : k;
     }
 };
 
@@ -84,7 +86,7 @@ DEV void scores(const prep_memory<E, D> &m, const share &s, int ref, float (&aqk
 {
     constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG;
     const float *r = m.G + ref * LG;
-    const later<E> a1 = {m.q, m.G, r, nullptr, LD, LG}, a2 = {m.k, m.G, r, m.beta, LD, LG};
+    const later<E> a1 = {m.q, m.G, r, nullptr, LD, LG}, a2 = {m.kb, m.G, r, m.beta, LD, LG};
     const earlier<E> b = {m.k, m.G, r, LD, LG};
     for (int j = 0; j < 3; j++)
         if (j < s.count)
@@ -112,7 +114,7 @@ DEV void scores(const prep_memory<bf16, D> &m, const share &s, int ref, float (&
             for (int low_row = 0; low_row < 2; low_row++) {
                 const int r = r0 + 8 * low_row;
                 const pair G = load2(m.G + r * LG + d), q = load2(m.q + r * LD + d),
-                           x = load2(m.k + r * LD + d);
+                           x = load2(m.kb + r * LD + d);
                 const float e0 = ex2(G.x - ref_at[half].x), e1 = ex2(G.y - ref_at[half].y),
                             beta = low_row ? b1 : b0;
                 fq[2 * half + low_row] = pack_bf16(q.x * e0, q.y * e1);
@@ -145,7 +147,7 @@ DEV void score(const prep_memory<E, D> &m, int i, int j, float &aqk, float &low)
     float a = 0, l = 0;
     for (int d = 0; d < D; d += 2) {
         const pair Gi = load2(m.G + i * LG + d), Gj = load2(m.G + j * LG + d),
-                   q = load2(m.q + i * LD + d), x = load2(m.k + i * LD + d),
+                   q = load2(m.q + i * LD + d), x = load2(m.kb + i * LD + d),
                    y = load2(m.k + j * LD + d);
         const float e0 = y.x * ex2(Gi.x - Gj.x), e1 = y.y * ex2(Gi.y - Gj.y);
         a += q.x * e0 + q.y * e1;
@@ -252,7 +254,7 @@ DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
         const int r = i / (D / n), d = i % (D / n) * n;
         const float beta = m.beta[r];
         vec<E> q = load16(m.q + r * LD + d), k = load16(m.k + r * LD + d),
-               v = load16(m.v + r * LD + d), kr;
+               v = load16(m.v + r * LD + d), kb = load16(m.kb + r * LD + d), kr;
 #pragma unroll
         for (int half = 0; half < n; half += 4) {
             const vec<float> G = load16(m.G + r * LG + d + half),
@@ -263,7 +265,7 @@ DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
                 const float e = ex2(G.e[l]), x = to_f(k.e[j]);
                 q.e[j] = cast<E>(p.scale * e * to_f(q.e[j]));
                 kr.e[j] = cast<E>(x * ex2(last.e[l] - G.e[l]));
-                k.e[j] = cast<E>(beta * e * x);
+                k.e[j] = cast<E>(beta * e * to_f(kb.e[j]));
                 v.e[j] = cast<E>(beta * to_f(v.e[j]));
             }
         }
@@ -306,18 +308,21 @@ template <class E, int D> DEV void multiply(const prep_memory<E, D> &m, E *W, E 
 template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1) prep(const args p)
 {
     SHARED_MEMORY(memory);
-    const prep_memory<E, D> m(memory);
+    const prep_memory<E, D> m(memory, p.kb != nullptr);
     constexpr int LD = prep_memory<E, D>::LD, LG = prep_memory<E, D>::LG;
     const int ci = (int)blockIdx.x / p.H, h = (int)blockIdx.x % p.H, tid = (int)threadIdx.x;
     const int64_t tile = blockIdx.x;
     const chunk_at c = find_chunk(p, ci);
     const int64_t at = (c.start * p.H + h) * D, row = (int64_t)p.H * D;
-    fetch<E, PREP_THREADS>(m.q, LD, (const E *)p.q + at, row, C, D, c.len);
-    fetch<E, PREP_THREADS>(m.k, LD, (const E *)p.k + at, row, C, D, c.len);
+    const int64_t key = key_at<D>(p, c, h), key_row = (int64_t)p.HQ * D;
+    fetch<E, PREP_THREADS>(m.q, LD, (const E *)p.q + key, key_row, C, D, c.len);
+    fetch<E, PREP_THREADS>(m.k, LD, (const E *)p.k + key, key_row, C, D, c.len);
+    if (p.kb)
+        fetch<E, PREP_THREADS>(m.kb, LD, (const E *)p.kb + at, row, C, D, c.len);
     fetch<E, PREP_THREADS>(m.v, LD, (const E *)p.v + at, row, C, D, c.len);
     copy_commit();
     if (tid < C)
-        m.beta[tid] = tid < c.len ? p.beta[(c.start + tid) * p.H + h] : 0.f;
+        m.beta[tid] = beta_at(p, c, h, tid);
     cumulate<D, PREP_THREADS>(p, c, h, m.G, LG, m.part);
     copy_wait<0>();
     sync_block();

@@ -17,6 +17,18 @@ struct plan {
     bool back, safe;
     device_stream stream;
 };
+/* What delta.h adds to kda.h: fewer heads of q and k, an array in place of beta k. */
+struct extra {
+    int64_t HQ;
+    const void *kb;
+    void *dkb;
+};
+ckpt_status forward(const ckpt_cuda_kda *d, const extra &x, const ckpt_cuda_kda_in *in, void *o,
+                    float *state, void *work, device_stream stream, ckpt_err *err);
+ckpt_status backward(const ckpt_cuda_kda *d, const extra &x, const ckpt_cuda_kda_in *in,
+                     const void *d_o, const float *d_state, const ckpt_cuda_kda_grad *grad,
+                     void *work, device_stream stream, ckpt_err *err);
+
 ckpt_status run_f32(const plan &how, args p, ckpt_err *err);
 ckpt_status run_bf16(const plan &how, args p, ckpt_err *err);
 

@@ -4,7 +4,7 @@
 #define CKPT_TEST_KDA_CASE_H
 
 #define CKPT_REAL 64
-#include "cuda/kda.h"
+#include "cuda/delta.h"
 #include "dtype.h"
 #include "ops.h"
 
@@ -26,18 +26,33 @@ typedef struct kda_case {
     double share;         /* of a common direction in every key */
     int64_t cu[12];
     int N;
+    bool delta; /* through delta.h, with what follows */
+    ckpt_cuda_rule rule;
+    ckpt_cuda_type gates;
+    int HV, K, V; /* 0 = H, D, D */
 } kda_case;
 
-enum { KDA_O, KDA_STATE, KDA_DQ, KDA_DK, KDA_DV, KDA_DG, KDA_DBETA, KDA_DSTATE, KDA_ARRAYS };
-static const char *const kda_names[KDA_ARRAYS] = {"o",  "state", "dq",    "dk",
-                                                  "dv", "dg",    "dbeta", "dstate0"};
+enum {
+    KDA_O,
+    KDA_STATE,
+    KDA_DQ,
+    KDA_DK,
+    KDA_DV,
+    KDA_DG,
+    KDA_DBETA,
+    KDA_DSTATE,
+    KDA_DWRITE,
+    KDA_ARRAYS
+};
+static const char *const kda_names[KDA_ARRAYS] = {"o",  "state",  "dq",      "dk",    "dv",
+                                                  "dg", "derase", "dstate0", "dwrite"};
 
 /* Limits on the relative RMS error. f32: sums of a few thousand terms. bf16: what FLA's tests allow its
  * own kernels (kda-math.md section 4.7) on decays that forget; where nothing is forgotten values are
  * differences of larger ones, FLA itself exceeds those limits (NOTES.md), and twice them is allowed. */
 static inline double kda_limit(const kda_case *c, int array)
 {
-    static const double bf16[KDA_ARRAYS] = {5e-3, 5e-3, 8e-3, 8e-3, 8e-3, 2e-2, 2e-2, 8e-3};
+    static const double bf16[KDA_ARRAYS] = {5e-3, 5e-3, 8e-3, 8e-3, 8e-3, 2e-2, 2e-2, 8e-3, 8e-3};
     return c->type == CKPT_CUDA_F32 ? 1e-5 : (c->g_low > -0.1 ? 2 : 1) * bf16[array];
 }
 
@@ -108,8 +123,9 @@ static inline double kda_distance(const kda_array *a)
 
 typedef struct kda_run {
     ckpt_cuda_kda d;
+    ckpt_cuda_delta delta;
     int64_t T;
-    kda_array q, k, v, g, beta, state0, d_o, d_state;
+    kda_array q, k, v, g, beta, write, state0, d_o, d_state;
     kda_array out[KDA_ARRAYS];
     void *work;
     size_t forward, backward;
@@ -137,47 +153,73 @@ static inline void kda_fill(kda_array *a, double lo, double hi)
     kda_put(a);
 }
 
+static inline ckpt_status kda_work(const kda_case *c, kda_run *r, ckpt_err *err)
+{
+    const ckpt_cuda context = {.type = c->type};
+    ckpt_status status;
+    if (c->delta)
+        status = ckpt_cuda_delta_bytes(&context, &r->delta, &r->forward, &r->backward, err);
+    else
+        status = ckpt_cuda_kda_bytes(&r->d, &r->forward, &r->backward, err);
+    if (status == CKPT_OK)
+        r->work = dev_alloc((r->forward > r->backward ? r->forward : r->backward) + 256);
+    return status;
+}
+
 static inline ckpt_status kda_make(const kda_case *c, kda_run *r, ckpt_err *err)
 {
-    const ckpt_dtype e = c->type == CKPT_CUDA_BF16 ? CKPT_BF16 : CKPT_F32;
-    const int64_t T = c->N > 0 ? c->cu[c->N] : 0, n = T * c->H * c->D, b = T * c->H,
-                  s = (int64_t)c->N * c->H * c->D * c->D;
+    const bool gdn = c->rule == CKPT_CUDA_RULE_GDN, gdn2 = c->rule == CKPT_CUDA_RULE_GDN2;
+    const ckpt_dtype e = c->type == CKPT_CUDA_BF16 ? CKPT_BF16 : CKPT_F32,
+                     f = c->gates == CKPT_CUDA_BF16 ? CKPT_BF16 : CKPT_F32;
+    const int K = c->K ? c->K : c->D, V = c->V ? c->V : c->D, HV = c->HV ? c->HV : c->H;
+    const int64_t T = c->N > 0 ? c->cu[c->N] : 0, nk = T * c->H * K, nv = T * HV * V,
+                  ng = T * HV * (gdn ? 1 : K), ne = T * HV * (gdn2 ? K : 1), nw = gdn2 ? nv : 0,
+                  s = (int64_t)c->N * HV * K * V;
     *r = (kda_run){.T = T};
     r->d = (ckpt_cuda_kda){
         .type = c->type, .N = c->N, .H = c->H, .D = c->D, .cu = c->cu, .safe = c->safe};
-    kda_new(&r->q, n, e);
-    kda_new(&r->k, n, e);
-    kda_new(&r->v, n, e);
-    kda_new(&r->g, n, CKPT_F32);
-    kda_new(&r->beta, b, CKPT_F32);
+    r->delta = (ckpt_cuda_delta){.rule = c->rule,
+                                 .gates = c->gates,
+                                 .safe = c->safe,
+                                 .H = c->H,
+                                 .HV = HV,
+                                 .K = K,
+                                 .V = V,
+                                 .N = c->N,
+                                 .cu = c->cu};
+    kda_new(&r->q, nk, e);
+    kda_new(&r->k, nk, e);
+    kda_new(&r->v, nv, e);
+    kda_new(&r->g, ng, f);
+    kda_new(&r->beta, ne, f);
+    kda_new(&r->write, nw, f);
     kda_new(&r->state0, s, CKPT_F32);
-    kda_new(&r->d_o, n, e);
+    kda_new(&r->d_o, nv, e);
     kda_new(&r->d_state, s, CKPT_F32);
-    kda_unit_rows(r->q.x, b, c->D, 0);
-    kda_unit_rows(r->k.x, b, c->D, c->share);
+    kda_unit_rows(r->q.x, T * c->H, K, 0);
+    kda_unit_rows(r->k.x, T * c->H, K, c->share);
     kda_put(&r->q);
     kda_put(&r->k);
     kda_fill(&r->v, -1, 1);
     kda_fill(&r->g, c->g_low, c->g_high);
     kda_fill(&r->beta, 0, 1);
+    kda_fill(&r->write, 0, 1);
     kda_fill(&r->state0, -1, 1);
     kda_fill(&r->d_o, -1, 1);
     kda_fill(&r->d_state, -1, 1);
-    const int64_t sizes[KDA_ARRAYS] = {n, s, n, n, n, n, b, s};
+    const int64_t sizes[KDA_ARRAYS] = {nv, s, nk, nk, nv, ng, ne, s, nw};
+    const ckpt_dtype types[KDA_ARRAYS] = {e, CKPT_F32, e, e, e, f, f, CKPT_F32, f};
     for (int i = 0; i < KDA_ARRAYS; i++) {
-        const bool f32 = i == KDA_STATE || i == KDA_DG || i == KDA_DBETA || i == KDA_DSTATE;
-        kda_new(&r->out[i], sizes[i], f32 ? CKPT_F32 : e);
+        kda_new(&r->out[i], sizes[i], types[i]);
         kda_poison(&r->out[i]);
     }
-    const ckpt_status status = ckpt_cuda_kda_bytes(&r->d, &r->forward, &r->backward, err);
-    if (status == CKPT_OK)
-        r->work = dev_alloc(r->backward + 256);
-    return status;
+    return kda_work(c, r, err);
 }
 
 static inline void kda_free(kda_run *r)
 {
-    kda_array *in[] = {&r->q, &r->k, &r->v, &r->g, &r->beta, &r->state0, &r->d_o, &r->d_state};
+    kda_array *in[] = {&r->q,     &r->k,      &r->v,   &r->g,      &r->beta,
+                       &r->write, &r->state0, &r->d_o, &r->d_state};
     for (size_t i = 0; i < sizeof in / sizeof *in; i++)
         kda_drop(in[i]);
     for (int i = 0; i < KDA_ARRAYS; i++)
@@ -185,6 +227,20 @@ static inline void kda_free(kda_run *r)
     dev_free(r->work);
 }
 
+static inline ckpt_cuda kda_context(const kda_case *c, const kda_run *r, size_t bytes, void *stream)
+{
+    return (ckpt_cuda){.type = c->type, .stream = stream, .work = r->work, .bytes = bytes};
+}
+static inline ckpt_cuda_delta_in kda_delta_in(const kda_case *c, const kda_run *r)
+{
+    return (ckpt_cuda_delta_in){.q = r->q.dev,
+                                .k = r->k.dev,
+                                .v = r->v.dev,
+                                .g = r->g.dev,
+                                .erase = r->beta.dev,
+                                .write = r->write.dev,
+                                .state0 = c->states ? r->state0.dev : NULL};
+}
 static inline ckpt_cuda_kda_in kda_in(const kda_case *c, const kda_run *r)
 {
     return (ckpt_cuda_kda_in){.q = r->q.dev,
@@ -197,11 +253,30 @@ static inline ckpt_cuda_kda_in kda_in(const kda_case *c, const kda_run *r)
 static inline ckpt_status kda_forward(const kda_case *c, kda_run *r, void *stream, ckpt_err *err)
 {
     const ckpt_cuda_kda_in in = kda_in(c, r);
+    if (c->delta) {
+        const ckpt_cuda context = kda_context(c, r, r->forward, stream);
+        const ckpt_cuda_delta_in x = kda_delta_in(c, r);
+        return ckpt_cuda_delta_fwd(&context, &r->delta, &x, r->out[KDA_O].dev,
+                                   r->out[KDA_STATE].dev, err);
+    }
     return ckpt_cuda_kda_fwd(&r->d, &in, r->out[KDA_O].dev, r->out[KDA_STATE].dev, r->work, stream,
                              err);
 }
 static inline ckpt_status kda_backward(const kda_case *c, kda_run *r, void *stream, ckpt_err *err)
 {
+    if (c->delta) {
+        const ckpt_cuda context = kda_context(c, r, r->backward, stream);
+        const ckpt_cuda_delta_in x = kda_delta_in(c, r);
+        const ckpt_cuda_delta_grad y = {.q = r->out[KDA_DQ].dev,
+                                        .k = r->out[KDA_DK].dev,
+                                        .v = r->out[KDA_DV].dev,
+                                        .g = r->out[KDA_DG].dev,
+                                        .erase = r->out[KDA_DBETA].dev,
+                                        .write = r->out[KDA_DWRITE].dev,
+                                        .state0 = r->out[KDA_DSTATE].dev};
+        return ckpt_cuda_delta_bwd(&context, &r->delta, &x, r->d_o.dev,
+                                   c->states ? r->d_state.dev : NULL, &y, err);
+    }
     const ckpt_cuda_kda_in in = kda_in(c, r);
     const ckpt_cuda_kda_grad g = {.q = r->out[KDA_DQ].dev,
                                   .k = r->out[KDA_DK].dev,
@@ -216,20 +291,26 @@ static inline ckpt_status kda_backward(const kda_case *c, kda_run *r, void *stre
 static inline ckpt_status kda_reference_once(ckpt_eng *e, const kda_case *c, kda_run *r,
                                              ckpt_err *err)
 {
-    const ckpt_eng_delta d = {
-        .rule = CKPT_ENG_KDA, .form = CKPT_ENG_STEP, .H = c->H, .HV = c->H, .K = c->D, .V = c->D};
+    const ckpt_eng_delta d = {.rule = (ckpt_eng_rule)c->rule,
+                              .form = CKPT_ENG_STEP,
+                              .H = c->H,
+                              .HV = r->delta.HV,
+                              .K = r->delta.K,
+                              .V = r->delta.V};
     const ckpt_eng_seq seq = {.n = c->N, .cu = c->cu};
     const ENG(delta_in) in = {.q = r->q.x,
                               .k = r->k.x,
                               .v = r->v.x,
                               .g = r->g.x,
                               .erase = r->beta.x,
+                              .write = r->write.x,
                               .state0 = c->states ? r->state0.x : NULL};
     const ENG(delta_grad) g = {.q = r->out[KDA_DQ].x,
                                .k = r->out[KDA_DK].x,
                                .v = r->out[KDA_DV].x,
                                .g = r->out[KDA_DG].x,
                                .erase = r->out[KDA_DBETA].x,
+                               .write = r->out[KDA_DWRITE].x,
                                .state0 = r->out[KDA_DSTATE].x};
     double *saved = ckpt_eng_take(e, ENG(delta_saved_len)(&d, &seq), sizeof(double));
     ckpt_status status =
