@@ -9,14 +9,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static const ckpt_command cmd_gate = {.name = "gate",
-                                      .what = "run a matrix of compatibility cases"};
 static const ckpt_command cmd_bench = {.name = "bench", .what = "measure this machine"};
 static const ckpt_command cmd_report = {.name = "report", .what = "draw results as HTML"};
 
 static const ckpt_command *const commands[] = {
     &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff, &ckpt_cmd_formats,
-    &ckpt_cmd_train,   &cmd_gate,         &ckpt_cmd_sign,   &cmd_bench,     &cmd_report,
+    &ckpt_cmd_train,   &ckpt_cmd_gate,    &ckpt_cmd_sign,   &cmd_bench,     &cmd_report,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };

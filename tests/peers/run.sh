@@ -367,5 +367,8 @@ t model_signing_verifies_p256 signed_by_us prime256v1
 t model_signing_verifies_p384 signed_by_us secp384r1
 t verify_of_model_signing signed_by_peer
 
+ci_action() { py ci_action.py "$ckpt" "$work/ci"; }
+t github_action_and_gitlab_file ci_action
+
 echo "peers: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]
