@@ -97,6 +97,9 @@ $(BUILD)/libckpt.a: $(CORE_OBJ)
 # Hash kernels get their own instruction-set flags; they are chosen at run time.
 $(BUILD)/lib/sha256_ni.o $(BUILD)/lib/sha256_avx512.o: ARCHFLAGS := -O3
 
+# Loops over the elements of quantised tensors.
+$(BUILD)/lib/qdq.o: ARCHFLAGS := -O3
+
 $(BUILD)/lib/svd.o: ARCHFLAGS := $(BLAS_CFLAGS)
 
 $(BUILD)/%.o: %.c $(BUILD)/flags

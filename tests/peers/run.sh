@@ -370,5 +370,9 @@ t verify_of_model_signing signed_by_peer
 ci_action() { py ci_action.py "$ckpt" "$work/ci"; }
 t github_action_and_gitlab_file ci_action
 
+# ---- quantisation -------------------------------------------------------------------------------
+
+t codecs_agree_with_pytorch py quant_codec.py "$work"
+
 echo "peers: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]

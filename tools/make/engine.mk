@@ -3,7 +3,8 @@
 #
 # Results of the engine are compared within tolerances, and BLAS fuses multiply and add anyway, so
 # here the compiler may (-ffp-contract=fast); nothing else of IEEE arithmetic is given up. The optimizer
-# (engine/train) keeps contraction off: there every instruction set gives the same bits.
+# (engine/train) keeps contraction off: there every instruction set gives the same bits. So do the
+# quantisers (engine/quant, for float and for double), every operation of which is rounded once.
 
 ENG_X86   := $(findstring x86_64,$(shell $(CC) -dumpmachine))
 ENG_ISA   := base $(if $(ENG_X86),v3 v4)
@@ -21,9 +22,10 @@ OPENMP    := $(if $(filter thread,$(SAN)),,$(shell echo 'int main(void) { return
 ENG_COMMON := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard engine/common/*.c)))
 ENG_TRAIN  := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard engine/train/*.c)))
 ENG_TYPED  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildcard engine/*.c))))
+ENG_QUANT  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildcard engine/quant/*.c))))
 ENG_KERNEL := $(foreach t,32 64,$(foreach i,$(ENG_ISA),\
                 $(patsubst %.c,$(BUILD)/%.f$(t).$(i).o,$(sort $(wildcard engine/kernels/*.c)))))
-ENG_OBJ    := $(ENG_COMMON) $(ENG_TRAIN) $(ENG_TYPED) $(ENG_KERNEL)
+ENG_OBJ    := $(ENG_COMMON) $(ENG_TRAIN) $(ENG_TYPED) $(ENG_QUANT) $(ENG_KERNEL)
 ENG_CC      = $(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) $(ENG_OPT)
 
 $(BUILD)/engine/common/%.o: engine/common/%.c $(BUILD)/flags
@@ -42,6 +44,12 @@ $$(BUILD)/engine/%.f$(1).o: engine/%.c $$(BUILD)/flags
 	$$(Q)mkdir -p $$(@D)
 	$$(Q)$$(ENG_CC) -DCKPT_REAL=$(1) -MMD -MP -c -o $$@ $$<
 endef
+define eng_quant
+$$(BUILD)/engine/quant/%.f$(1).o: engine/quant/%.c $$(BUILD)/flags
+	$$(call say,CC,$$< f$(1))
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(ENG_CC) -ffp-contract=off -DCKPT_REAL=$(1) -MMD -MP -c -o $$@ $$<
+endef
 define eng_kernel
 $$(BUILD)/engine/kernels/%.f$(1).$(2).o: engine/kernels/%.c $$(BUILD)/flags
 	$$(call say,CC,$$< f$(1) $(2))
@@ -49,6 +57,7 @@ $$(BUILD)/engine/kernels/%.f$(1).$(2).o: engine/kernels/%.c $$(BUILD)/flags
 	$$(Q)$$(ENG_CC) $$(ENG_FLAGS_$(2)) -DCKPT_REAL=$(1) -DCKPT_ISA=$(2) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach t,32 64,$(eval $(call eng_typed,$(t))))
+$(foreach t,32 64,$(eval $(call eng_quant,$(t))))
 $(foreach t,32 64,$(foreach i,$(ENG_ISA),$(eval $(call eng_kernel,$(t),$(i)))))
 
 $(BUILD)/libckpt_engine.a: $(ENG_OBJ)
