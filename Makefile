@@ -45,8 +45,18 @@ BLAS_CFLAGS := $(shell pkg-config --cflags openblas 2>/dev/null)
 BLAS_LIBS := $(shell pkg-config --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
-             -Wswitch-enum -Wpointer-arith -Wcast-qual -Wwrite-strings -Wformat=2
+             -Wswitch-enum -Wpointer-arith -Wcast-qual -Wwrite-strings -Wformat=2 -Werror=format-security
 STD       := -std=c17 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -pthread
+# What the compiler and the linker offer against overruns: checked copies where there is optimisation
+# to see their sizes (a sanitizer checks them itself), canaries, probed stack pages, a program at a
+# random address, tables of the linker read-only before main. tests/cli/hardened.sh looks for them.
+OPTIMISED := $(filter-out -O0,$(filter -O%,$(CFLAGS)))
+X86       := $(findstring x86_64,$(shell $(CC) -dumpmachine))
+HARDEN    := -fPIE -fstack-protector-strong -fstack-clash-protection \
+             $(if $(X86),-fcf-protection) \
+             $(if $(SAN),,$(if $(OPTIMISED),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
+STD       += $(HARDEN)
+LDFLAGS   += -pie -Wl,-z,relro,-z,now,-z,noexecstack
 LDLIBS    += $(PKG_LIBS) -Wl,--as-needed $(BLAS_LIBS) $(OPENMP) -lm -pthread
 ifeq ($(WERROR),1)
 WARN += -Werror
@@ -62,7 +72,17 @@ FMT_SRC   := $(sort $(wildcard formats/*.c))
 TOOL_SRC  := $(sort $(wildcard tools/*.c))
 CORE_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(LIB_SRC) $(FMT_SRC))
 TOOL_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(TOOL_SRC))
-SUITES    := $(if $(ONLY),$(ONLY),$(sort $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))))
+# Emulated kernels are compiled without a sanitizer (cuda.mk), so it would see nothing of theirs; and
+# ThreadSanitizer has something to see only in suites of what runs on threads. The rest of threaded
+# code, the commands, runs under it in tests/cli and the property test.
+SUITE_SRC := $(wildcard tests/test_*.c)
+ifneq ($(SAN),)
+SUITE_SRC := $(filter-out %_cuda.c,$(SUITE_SRC))
+endif
+ifeq ($(SAN),thread)
+SUITE_SRC := $(shell grep -liE 'thread|stream' $(SUITE_SRC))
+endif
+SUITES    := $(if $(ONLY),$(ONLY),$(sort $(patsubst tests/test_%.c,%,$(SUITE_SRC))))
 TEST_OBJ  := $(patsubst %,$(BUILD)/tests/test_%.o,$(SUITES))
 
 # Objects are rebuilt when the compiler or its flags change.

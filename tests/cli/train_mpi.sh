@@ -11,6 +11,8 @@ fi
 export ASAN_OPTIONS=detect_leaks=0
 if sanitized tsan; then exit 0; fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+# Ranks that wait leave the cores to those that work.
+export OMPI_MCA_mpi_yield_when_idle=1
 # mpi WANT RANKS ARGS...: the program on several ranks; mpirun passes the exit code on.
 mpi() {
     local want=$1 ranks=$2 got

@@ -4,18 +4,22 @@
  * (REPLAY) it runs the committed corpus, corpus/TARGET/FILE, and a fixed number of random changes of
  * each file, which is what `make check` does. Nothing is expected of the results but that they come.
  *
- * The mutators know a little of the structure: opcodes of pickles, fields of zip records. */
+ * The mutators (mutate.c) know a little of the structure; directories are one input each (tree.c). */
+#include "data.h"
 #include "dcp_meta.h"
 #include "json.h"
 #include "layout.h"
 #include "manifest.h"
+#include "mutate.h"
 #include "pickle.h"
 #include "st_header.h"
 #include "st_scan.h"
 #include "torch_save.h"
+#include "usermap.h"
 #include "zip.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,16 +172,30 @@ static void run_safetensors(uint8_t *p, size_t n)
     ckpt_arena_free(&arena);
 }
 
-/* Whatever container takes a file for its own, through the file system. */
-static void run_open(uint8_t *p, size_t n)
+/* ---- targets that need files ------------------------------------------------------------------- */
+
+/* A directory of this process, in memory where the machine has such a place. */
+static const char *scratch(const char *suffix)
 {
-    char path[] = "/tmp/ckpt-fuzz.XXXXXX";
+    static char path[128];
+    snprintf(path, sizeof path, "%s/ckpt-fuzz.%ld%s",
+             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp", (long)getpid(), suffix);
+    return path;
+}
+
+static void put_file(const char *path, const void *p, size_t n)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0 || write(fd, p, n) != (ssize_t)n)
+        abort();
+    close(fd);
+}
+
+static void read_a_little(const char *path)
+{
     ckpt_open_opts opts = {.iteration = -1};
     ckpt_source src = {0};
     ckpt_err err;
-    int fd = mkstemp(path);
-    if (fd < 0 || write(fd, p, n) != (ssize_t)n)
-        abort();
     if (ckpt_source_open(&src, path, &opts, &err) == CKPT_OK)
         for (size_t i = 0; i < src.n_tensors && i < 16; i++)
             if (src.tensors[i].n_chunks > 0) {
@@ -186,23 +204,115 @@ static void run_open(uint8_t *p, size_t n)
                 (void)!ckpt_source_read(&src, c->file, &byte, 1, c->offset, &err);
             }
     ckpt_source_close(&src);
-    close(fd);
+}
+
+/* Whatever container takes a file for its own. */
+static void run_open(uint8_t *p, size_t n)
+{
+    const char *path = scratch("");
+    put_file(path, p, n);
+    read_a_little(path);
     unlink(path);
+}
+
+static void run_map(uint8_t *p, size_t n)
+{
+    const char *path = scratch(".json");
+    ckpt_usermap map;
+    ckpt_err err;
+    put_file(path, p, n);
+    (void)!ckpt_usermap_load(&map, path, &err);
+    ckpt_usermap_release(&map);
+    unlink(path);
+}
+
+/* An index of token sequences beside 64 bytes of tokens. */
+static void run_idx(uint8_t *p, size_t n)
+{
+    static const uint8_t tokens[64];
+    char bin[128];
+    const ckpt_data_opts opts = {
+        .kind = CKPT_DATA_INDEXED, .seq_len = 4, .eod = -1, .vocab = 0, .split = true};
+    ckpt_data *data = NULL;
+    ckpt_err err;
+    snprintf(bin, sizeof bin, "%s", scratch(".bin"));
+    put_file(bin, tokens, sizeof tokens);
+    const char *path = scratch(".idx");
+    put_file(path, p, n);
+    if (ckpt_data_open(&data, &path, 1, &opts, &err) == CKPT_OK) {
+        int32_t ids[8], labels[8];
+        int64_t cu[9], n_seq;
+        (void)!ckpt_data_batch(data, 0, 1, 2, ids, labels, cu, &n_seq, &err);
+    }
+    ckpt_data_close(data);
+    unlink(path);
+    unlink(bin);
+}
+
+static void run_tree(const tree_kind *kind, uint8_t *p, size_t n)
+{
+    const char *dir = scratch(".d");
+    tree_write(kind, dir, p, n);
+    read_a_little(dir);
+    tree_remove(kind, dir);
+}
+
+static void run_dcp(uint8_t *p, size_t n)
+{
+    static const char *const names[] = {".metadata", "__0_0.distcp",       "__1_0.distcp",
+                                        "common.pt", "metadata.json",      "w/.zarray",
+                                        "w/0",       "ckpt.manifest.json", NULL};
+    run_tree(&(tree_kind){names}, p, n);
+}
+
+/* Shards with an index: safetensors and torch.save. */
+static void run_index(uint8_t *p, size_t n)
+{
+    static const char *const names[] = {"model.safetensors.index.json",
+                                        "model-00001-of-00002.safetensors",
+                                        "model-00002-of-00002.safetensors",
+                                        "config.json",
+                                        "pytorch_model.bin.index.json",
+                                        "pytorch_model-00001-of-00002.bin",
+                                        "optimizer-00001.safetensors",
+                                        "pytorch_model-00002-of-00002.bin",
+                                        NULL};
+    run_tree(&(tree_kind){names}, p, n);
+}
+
+/* One file a rank: Megatron's and safetensors. */
+static void run_ranks(uint8_t *p, size_t n)
+{
+    static const char *const names[] = {"mp_rank_00/model_optim_rng.pt",
+                                        "mp_rank_01/model_optim_rng.pt",
+                                        "mp_rank_00_001/model_optim_rng.pt",
+                                        "model-rank-0-part-0.safetensors",
+                                        "model-rank-1-part-0.safetensors",
+                                        "latest_checkpointed_iteration.txt",
+                                        NULL};
+    run_tree(&(tree_kind){names}, p, n);
 }
 
 static const struct {
     const char *name;
     void (*run)(uint8_t *p, size_t n);
+    mutate_kind kind;
+    unsigned cost; /* of one input, beside a parser's in memory */
 } targets[] = {
-    {"json",        run_json       },
-    {"manifest",    run_manifest   },
-    {"config",      run_config     },
-    {"pickle",      run_pickle     },
-    {"metadata",    run_metadata   },
-    {"zip",         run_zip        },
-    {"torch",       run_torch      },
-    {"safetensors", run_safetensors},
-    {"open",        run_open       },
+    {"json",        run_json,        MUTATE_JSON,   1 },
+    {"manifest",    run_manifest,    MUTATE_JSON,   1 },
+    {"config",      run_config,      MUTATE_JSON,   1 },
+    {"pickle",      run_pickle,      MUTATE_PICKLE, 1 },
+    {"metadata",    run_metadata,    MUTATE_PICKLE, 1 },
+    {"zip",         run_zip,         MUTATE_ZIP,    1 },
+    {"torch",       run_torch,       MUTATE_ZIP,    1 },
+    {"safetensors", run_safetensors, MUTATE_JSON,   1 },
+    {"open",        run_open,        MUTATE_BYTES,  50},
+    {"map",         run_map,         MUTATE_JSON,   5 },
+    {"idx",         run_idx,         MUTATE_BYTES,  5 },
+    {"dcp",         run_dcp,         MUTATE_TREE,   10},
+    {"index",       run_index,       MUTATE_TREE,   10},
+    {"ranks",       run_ranks,       MUTATE_TREE,   10},
 };
 
 static size_t target;
@@ -228,132 +338,6 @@ static void run_one(const uint8_t *data, size_t n)
     free(copy);
 }
 
-/* ---- mutators ---------------------------------------------------------------------------------- */
-
-static uint64_t random_state;
-
-static uint32_t draw(uint32_t below) /* splitmix64 */
-{
-    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return below > 0 ? (uint32_t)((z ^ (z >> 31)) % below) : 0;
-}
-
-static size_t insert(uint8_t *p, size_t n, size_t max, size_t at, const void *bytes, size_t k)
-{
-    if (k > max - n)
-        return n;
-    memmove(p + at + k, p + at, n - at);
-    memcpy(p + at, bytes, k);
-    return n + k;
-}
-
-/* Opcodes with plausible arguments, so that the stack machine goes on. */
-static size_t mutate_pickle(uint8_t *p, size_t n, size_t max)
-{
-#define OP(text)                                                                                   \
-    {                                                                                              \
-        text, sizeof(text) - 1                                                                     \
-    }
-    static const struct {
-        const char *bytes;
-        uint8_t n;
-    } ops[] = {
-        OP("K\1"),
-        OP("N"),
-        OP("("),
-        OP("t"),
-        OP("\x85"),
-        OP("\x86"),
-        OP("\x87"),
-        OP("}"),
-        OP("]"),
-        OP("s"),
-        OP("u"),
-        OP("a"),
-        OP("e"),
-        OP("q\0"),
-        OP("h\0"),
-        OP("\x94"),
-        OP("R"),
-        OP("\x81"),
-        OP("b"),
-        OP("Q"),
-        OP("2"),
-        OP("0"),
-        OP("1"),
-        OP("\x8a\1\1"),
-        OP("\x8b\xff\xff\xff\x7f"),
-        OP("X\1\0\0\0a"),
-        OP("\x8c\1a"),
-        OP("cos\nsystem\n"),
-        OP("ctorch._utils\n_rebuild_tensor_v2\n"),
-        OP("J\xff\xff\xff\xff"),
-        OP("\x95\4\0\0\0\0\0\0\0"),
-        OP("."),
-    };
-#undef OP
-    size_t k = draw(sizeof ops / sizeof ops[0]), at = draw((uint32_t)n + 1);
-    return insert(p, n, max, at, ops[k].bytes, ops[k].n);
-}
-
-/* A 16-, 32- or 64-bit field of a zip record becomes an extreme, or a neighbour of what it was. */
-static size_t mutate_zip(uint8_t *p, size_t n)
-{
-    static const uint64_t extremes[] = {0, 1, 0xffff, 0xffffffff, 0x7fffffff, UINT64_MAX};
-    size_t found = 0, at = 0;
-    for (size_t i = 0; i + 4 < n; i++)
-        if (p[i] == 'P' && p[i + 1] == 'K' && draw((uint32_t)++found) == 0)
-            at = i;
-    size_t width = (size_t)2 << draw(3), offset = at + 4 + draw(44);
-    if (found == 0 || offset + width > n)
-        return n;
-    uint64_t v = extremes[draw(sizeof extremes / sizeof extremes[0])];
-    if (draw(2) == 0) {
-        memcpy(&v, p + offset, width);
-        v += draw(2) == 0 ? 1 : (uint64_t)-1;
-    }
-    memcpy(p + offset, &v, width);
-    return n;
-}
-
-static size_t mutate_bytes(uint8_t *p, size_t n, size_t max)
-{
-    if (n == 0)
-        return insert(p, n, max, 0, "\0", 1);
-    size_t at = draw((uint32_t)n);
-    switch (draw(5)) {
-    case 0:
-        p[at] ^= (uint8_t)(1u << draw(8));
-        return n;
-    case 1:
-        p[at] = (uint8_t)draw(256);
-        return n;
-    case 2: /* cut out */
-        memmove(p + at, p + at + 1, n - at - 1);
-        return n - 1;
-    case 3: /* cut off */
-        return draw(8) == 0 ? at : n;
-    default: {
-        uint8_t b = (uint8_t)draw(256);
-        return insert(p, n, max, at, &b, 1);
-    }
-    }
-}
-
-static size_t mutate(uint8_t *p, size_t n, size_t max)
-{
-    const char *name = targets[target].name;
-    bool archive = strcmp(name, "zip") == 0 || strcmp(name, "torch") == 0;
-    bool pickle = strcmp(name, "pickle") == 0 || strcmp(name, "metadata") == 0;
-    if (pickle && draw(2) == 0)
-        return mutate_pickle(p, n, max);
-    if (archive && draw(2) == 0)
-        return mutate_zip(p, n);
-    return mutate_bytes(p, n, max);
-}
-
 /* ---- libFuzzer --------------------------------------------------------------------------------- */
 
 #ifndef REPLAY
@@ -366,8 +350,11 @@ extern size_t LLVMFuzzerMutate(uint8_t *data, size_t n, size_t max);
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     const char *name = getenv("FUZZ_TARGET");
-    (void)argc;
-    (void)argv;
+    if (*argc == 2 && strcmp((*argv)[1], "-list") == 0) {
+        for (size_t t = 0; t < sizeof targets / sizeof targets[0]; t++)
+            puts(targets[t].name);
+        exit(0);
+    }
     if (!choose(name != NULL ? name : ""))
         exit(2);
     return 0;
@@ -381,8 +368,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t n, size_t max, unsigned seed)
 {
-    random_state = seed;
-    return draw(2) == 0 ? mutate(data, n, max) : LLVMFuzzerMutate(data, n, max);
+    mutate_seed(seed);
+    return mutate_draw(2) == 0 ? mutate(targets[target].kind, data, n, max)
+                               : LLVMFuzzerMutate(data, n, max);
 }
 
 #else
@@ -391,7 +379,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t n, size_t max, unsigned see
 
 #define ROOM ((size_t)1 << 16)
 
-static size_t replay_file(const char *path, size_t changes)
+static size_t replay_file(const char *path, size_t changes) /* inputs run */
 {
     static uint8_t bytes[ROOM], changed[ROOM];
     FILE *f = fopen(path, "rb");
@@ -400,10 +388,10 @@ static size_t replay_file(const char *path, size_t changes)
         fclose(f);
     run_one(bytes, n);
     for (size_t i = 0; i < changes; i++) {
-        size_t k = n, steps = 1 + draw(4);
+        size_t k = n, steps = 1 + mutate_draw(4);
         memcpy(changed, bytes, n);
         while (steps-- > 0)
-            k = mutate(changed, k, sizeof changed);
+            k = mutate(targets[target].kind, changed, k, sizeof changed);
         run_one(changed, k);
     }
     return 1 + changes;
@@ -427,8 +415,8 @@ int main(int argc, char **argv)
         for (int i = 0; i < n; i++) {
             if (list[i]->d_name[0] != '.') {
                 snprintf(path, sizeof path, "%s/%s", dir, list[i]->d_name);
-                random_state = t;
-                inputs += replay_file(path, strtoul(argv[2], NULL, 10) / (t == 8 ? 50 : 1));
+                mutate_seed(t);
+                inputs += replay_file(path, strtoul(argv[2], NULL, 10) / targets[t].cost);
                 files++;
             }
             free(list[i]);

@@ -6,7 +6,7 @@
 # (engine/train) keeps contraction off: there every instruction set gives the same bits. So do the
 # quantisers (engine/quant, for float and for double), every operation of which is rounded once.
 
-ENG_X86   := $(findstring x86_64,$(shell $(CC) -dumpmachine))
+ENG_X86   := $(X86)
 ENG_ISA   := base $(if $(ENG_X86),v3 v4)
 ENG_FLAGS_base :=
 ENG_FLAGS_v3 := -mavx2 -mfma
@@ -81,4 +81,4 @@ all: $(BUILD)/libckpt_mpi.so
 endif
 $(BUILD)/libckpt_mpi.so: engine/mpi/plugin.c engine/comm.h $(BUILD)/flags
 	$(call say,MPICC,$@)
-	$(Q)$(MPICC) $(STD) -D_POSIX_C_SOURCE=200809L -Ilib -Iengine -O2 -g -fPIC -shared $(WARN) -o $@ $<
+	$(Q)$(MPICC) $(STD) -D_POSIX_C_SOURCE=200809L -Ilib -Iengine -O2 -g -fPIC -shared -Wl,-z,relro,-z,now $(WARN) -o $@ $<

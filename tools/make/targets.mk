@@ -12,7 +12,11 @@ GEN_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/gen/*.c)))
 GEN_LIB   := $(filter-out %/gen.o,$(GEN_OBJ))
 PROP_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/property/*.c)))
 STCMP_OBJ := $(BUILD)/tests/tools/stcmp.o
-EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ) $(BUILD)/tests/fuzz/replay.o $(BUILD)/tests/bench/engine.o
+# The fuzz targets: the parsers of the library, and those that belong to the program or the engine.
+FUZZ_SRC  := $(sort $(wildcard tests/fuzz/*.c))
+FUZZ_OBJ  := $(patsubst tests/fuzz/%.c,$(BUILD)/tests/fuzz/%.replay.o,$(FUZZ_SRC))
+FUZZ_LIB  := $(BUILD)/tools/usermap.o $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ) $(FUZZ_OBJ) $(BUILD)/tests/bench/engine.o
 
 # make gen             $(BUILD)/gen, which writes synthetic checkpoints (tests/gen/gen.c)
 .PHONY: gen
@@ -47,16 +51,18 @@ $(BUILD)/sweep: tests/fault/sweep.c $(BUILD)/flags
 	$(call say,LD,$@)
 	$(Q)$(CC) -std=gnu17 -O2 -g -Wall -Wextra -o $@ $<
 
-$(BUILD)/tests/fuzz/replay.o: tests/fuzz/fuzz.c $(BUILD)/flags
+$(BUILD)/tests/fuzz/%.replay.o: tests/fuzz/%.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -DREPLAY -MMD -MP -c -o $@ $<
-$(BUILD)/fuzz-replay: $(BUILD)/tests/fuzz/replay.o $(BUILD)/libckpt.a
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Iengine/train -Itools -DREPLAY \
+	    -MMD -MP -c -o $@ $<
+$(BUILD)/fuzz-replay: $(FUZZ_OBJ) $(FUZZ_LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-$(BUILD)/fuzzer: $(BUILD)/libckpt.a tests/fuzz/fuzz.c
+$(BUILD)/fuzzer: $(FUZZ_SRC) tests/fuzz/mutate.h $(FUZZ_LIB)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) -fsanitize=fuzzer,address -o $@ tests/fuzz/fuzz.c $(BUILD)/libckpt.a $(LDLIBS)
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) -Iengine/train -Itools -fsanitize=fuzzer,address $(LDFLAGS) -o $@ \
+	    $(FUZZ_SRC) $(FUZZ_LIB) $(LDLIBS)
 
 # make all-tests       compile every test program without running one
 .PHONY: all-tests
