@@ -13,7 +13,7 @@ START_TEST(attn_cuda_matches_engine)
 {
     ops_run o;
     ops_open(&o, _i & 1 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32, 1);
-    attn_run(&o, &attn_cases[_i / 2]);
+    attn_run(&o, &attn_cases[_i / 2], false);
     ops_close(&o);
     ck_assert_msg(!o.said[0], "%s", o.said);
 }

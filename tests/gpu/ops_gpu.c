@@ -6,6 +6,7 @@
 #include "ops_more.h"
 
 #include "card_memory.h"
+#include "card_time.h"
 
 static ckpt_err err;
 static ckpt_cuda cuda;
@@ -78,41 +79,27 @@ static float *small, *small2, *w;
 static int32_t *ids, *order_at;
 static double copy_rate;
 
-static int compare(const void *x, const void *y)
-{
-    const float l = *(const float *)x, r = *(const float *)y;
-    return l < r ? -1 : l > r;
-}
-
 typedef ckpt_status op(void);
 
-/* Median of 30 calls after 5. bytes: every array once. */
+static ckpt_status call(void *run)
+{
+    return (*(op **)run)();
+}
+/* bytes: every array once. */
 static float measure(const char *name, op *run, double bytes)
 {
-    enum { N = 30, WARM = 5 };
-    float ms[N];
-    cudaEvent_t from, to;
-    (void)cudaEventCreate(&from);
-    (void)cudaEventCreate(&to);
-    for (int i = -WARM; i < N; i++) {
-        (void)cudaEventRecord(from, NULL);
-        if (run() != CKPT_OK) {
-            printf("%s: %s\n", name, err.text);
-            return 0;
-        }
-        (void)cudaEventRecord(to, NULL);
-        (void)cudaEventSynchronize(to);
-        if (i >= 0)
-            (void)cudaEventElapsedTime(&ms[i], from, to);
+    const float ms = card_median(call, (void *)&run);
+    if (ms < 0) {
+        printf("%s: %s\n", name, err.text);
+        return 0;
     }
-    qsort(ms, N, sizeof *ms, compare);
-    const double rate = bytes / ((double)ms[N / 2] * 1e-3);
-    printf("%-28s %8.1f us %8.1f MB %6.2f TB/s", name, (double)ms[N / 2] * 1e3, bytes * 1e-6,
+    const double rate = bytes / ((double)ms * 1e-3);
+    printf("%-28s %8.1f us %8.1f MB %6.2f TB/s", name, (double)ms * 1e3, bytes * 1e-6,
            rate * 1e-12);
     printf(copy_rate > 0 ? " %4.0f %% of copy\n" : "\n", rate / copy_rate * 100);
     fflush(stdout);
     (void)dev_wait();
-    return ms[N / 2];
+    return ms;
 }
 
 #define OP(name, call)                                                                             \

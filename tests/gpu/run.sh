@@ -3,6 +3,7 @@
 #
 #   tests/gpu/run.sh PROGRAM [PART...]     PROGRAM: build/kda_gpu of `make kda_gpu`
 #   tests/gpu/run.sh build/ops_gpu ops     the pointwise and row operations, of `make ops_gpu`
+#   tests/gpu/run.sh build/attn_gpu attn kernels torch   products and attention, of `make attn_gpu`
 #
 # Parts: parity memcheck racecheck initcheck times profile fla; all by default. FLA's wheels are looked
 # for in the directory $WHEELS. Exit 1 when a part failed; a part that cannot run says so.
@@ -27,6 +28,24 @@ profile() {
         "gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,\
 dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active" \
         "$program" time 8192 32 128 2>&1 | grep -E 'kda|duration|throughput|warps_active'
+}
+# One call of each kernel: time, tensor pipe, memory, shared memory conflicts, occupancy.
+kernels() {
+    ncu --clock-control none --csv --page raw --metrics \
+        "gpu__time_duration.sum,sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active,\
+sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed,\
+dram__throughput.avg.pct_of_peak_sustained_elapsed,lts__t_sector_hit_rate.pct,\
+l1tex__data_bank_conflicts_pipe_lsu.sum,smsp__issue_active.avg.pct_of_peak_sustained_active,\
+sm__warps_active.avg.pct_of_peak_sustained_active,launch__registers_per_thread" \
+        "$program" once 2>&1 | python3 -c '
+import csv, sys
+rows = list(csv.reader(line for line in sys.stdin if line.startswith("\"")))
+at = rows[0].index("Kernel Name")
+keep = [i for i, n in enumerate(rows[0]) if "__" in n]
+print("kernel | " + " | ".join(rows[0][i] for i in keep))
+for row in rows[1:]:
+    if len(row) > max(keep):
+        print(row[at][:70] + " | " + " | ".join(row[i] for i in keep))'
 }
 fla() {
     local dir
@@ -57,6 +76,15 @@ for part in "${parts[@]}"; do
                 compute-sanitizer --tool memcheck --error-exitcode 1 --print-limit 5 "$program" check
             else echo "SKIP no compute-sanitizer"; fi
         ;;
+    attn)
+        "$program" check && "$program" times &&
+            if command -v compute-sanitizer >/dev/null; then
+                compute-sanitizer --tool memcheck --error-exitcode 1 --print-limit 5 "$program" check small &&
+                    compute-sanitizer --tool racecheck --error-exitcode 1 --print-limit 5 "$program" check small
+            else echo "SKIP no compute-sanitizer"; fi
+        ;;
+    kernels) if command -v ncu >/dev/null; then kernels; else echo "SKIP no ncu"; fi ;;
+    torch) if python3 -c 'import torch' 2>/dev/null; then python3 "$here/torch_ops.py"; else echo "SKIP no torch"; fi ;;
     fla) if python3 -c 'import torch, triton' 2>/dev/null; then fla; else echo "SKIP no torch"; fi ;;
     *)
         echo "unknown part $part"

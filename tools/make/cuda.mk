@@ -14,7 +14,7 @@ CXX         ?= g++
 # The optimizer gives the CPU's bits: no contraction, subnormals flushed to zero.
 %/ops_optim.cu.o %/ops_optim.sm90.o: NVCC_FLAGS += -fmad=false -ftz=true
 
-.PHONY: cuda cuda-compile kda_gpu ops_gpu
+.PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu
 # make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc, without linking
 cuda-compile: $(patsubst %.cu,$(BUILD)/%.sm90.o,$(CU_SRC))
 	@echo "cuda-compile: $(words $(CU_SRC)) files"
@@ -44,13 +44,15 @@ $(BUILD)/lib/err.pic.o: lib/err.c $(BUILD)/flags
 
 # make kda_gpu         $(BUILD)/kda_gpu, parity and times of the recurrence on a card (tests/gpu/run.sh)
 # make ops_gpu         $(BUILD)/ops_gpu, the same of the pointwise and row operations
+# make attn_gpu        $(BUILD)/attn_gpu, the same of products and attention
 kda_gpu: $(BUILD)/kda_gpu
 ops_gpu: $(BUILD)/ops_gpu
-$(BUILD)/kda_gpu $(BUILD)/ops_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
+attn_gpu: $(BUILD)/attn_gpu
+$(BUILD)/kda_gpu $(BUILD)/ops_gpu $(BUILD)/attn_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
                                    $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(NVCC) -cudart static -Xcompiler "$(OPENMP)" -o $@ $^ $(PKG_LIBS) $(BLAS_LIBS) -lm
-$(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o: \
+$(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/attn_gpu.o: \
     CPPFLAGS += -isystem $(dir $(NVCC))../include
 
 # Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
