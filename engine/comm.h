@@ -4,7 +4,10 @@
  * one from each. Everything with arithmetic is built on it here, so that sums are taken in rank order,
  * in double precision, and rounded once: results are equal on every rank and in every run. Backends:
  * none (size 1), threads of one process (ckpt_comm_threads, for tests), processes of one host over shared
- * memory (comm_host.h), MPI (a shared object that is loaded when it is asked for: engine/mpi/plugin.c). One between devices may bring `allreduce` of its own.
+ * memory (comm_host.h), MPI (a shared object that is loaded when it is asked for: engine/mpi/plugin.c). One of these may be wrapped to move memory of a
+ * device too (cuda/device_comm.h): then every function here takes pointers of either kind, all ranks of the
+ * same kind, and with those of a device it does not wait for the result, which is there in the order of
+ * the device's stream.
  *
  * All ranks of a communicator call the same function in the same order with fitting sizes. A rank that
  * stops calls ckpt_comm_abort, which makes the others fail instead of wait. A communicator belongs to
@@ -14,6 +17,7 @@
 
 #include "err.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct ckpt_comm_ops {
@@ -25,6 +29,16 @@ typedef struct ckpt_comm_ops {
     bool (*split)(void *self, int color, void **out, int *rank, int *size, char *msg, size_t cap);
     void (*stop)(void *self, int code);
     void (*free)(void *self); /* of the first one opened: ends the backend */
+    /* NULL or: words why the run ended ("rank 1 of 4 was killed ..."), NULL while it goes on. For any
+     * thread. */
+    const char *(*why)(void *self);
+    /* Of a device's backend, else NULL: is p memory of the device; room there for one reduction; the sum
+     * or maximum of `ranks` pieces of n in rank order, in double precision, rounded once (out may be the
+     * first piece). */
+    bool (*on_device)(void *self, const void *p);
+    void *(*room)(void *self, uint64_t bytes, char *msg, size_t cap);
+    bool (*combine)(void *self, int type, int op, const void *x, int ranks, int64_t n, void *out,
+                    char *msg, size_t cap);
 } ckpt_comm_ops;
 
 typedef struct ckpt_comm {
@@ -36,7 +50,7 @@ typedef struct ckpt_comm {
 } ckpt_comm;
 
 /* What the shared object exports as `ckpt_comm_plugin`. */
-#define CKPT_COMM_PLUGIN_VERSION 1
+#define CKPT_COMM_PLUGIN_VERSION 2
 typedef struct ckpt_comm_plugin {
     int version;
     const char *name;
@@ -46,12 +60,18 @@ typedef struct ckpt_comm_plugin {
 
 #define CKPT_COMM_MAX 4096 /* ranks */
 
-typedef enum ckpt_comm_type { CKPT_COMM_F32, CKPT_COMM_F64, CKPT_COMM_I64 } ckpt_comm_type;
+typedef enum ckpt_comm_type {
+    CKPT_COMM_F32,
+    CKPT_COMM_F64,
+    CKPT_COMM_I64,
+    CKPT_COMM_BF16
+} ckpt_comm_type;
 typedef enum ckpt_comm_op { CKPT_COMM_SUM, CKPT_COMM_MAX_OF } ckpt_comm_op;
 
 static inline ckpt_comm ckpt_comm_alone(void)
 {
-    return (ckpt_comm){.rank = 0, .size = 1};
+    const ckpt_comm c = {0, 1, NULL, NULL, NULL, 0};
+    return c;
 }
 /* One communicator a rank, for `size` threads of this process. */
 ckpt_status ckpt_comm_threads(ckpt_comm *out, int size, ckpt_err *err) CKPT_MUST_USE;

@@ -4,7 +4,7 @@
  *
  * Layout of the mapping: the state of the run, then size * size rings of bytes, that of sender s and
  * receiver r at [s * size + r]. A message is {u64 what, u64 bytes} and its bytes; `what` is the group and
- * the number of its exchange, so that ranks that call different things are told so instead of reading each
+ * the number of its message to that member, so that ranks that call different things are told so instead of reading each
  * other's data. A ring has one writer and one reader, who need no lock; a rank that can do nothing sleeps
  * on a counter of its own (a futex) that others advance. What a rank wrote before it died stays readable.
  *

@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define PIECE ((int64_t)1 << 20) /* elements reduced at a time: bounds the scratch */
-#define SMALL 256                /* elements up to which everybody sums everything: one exchange */
+#define DEVICE_PIECE ((int64_t)1 << 25)
+#define SMALL 256 /* elements up to which everybody sums everything: one exchange */
 
 typedef struct plan {
     const void *send[CKPT_COMM_MAX];
@@ -57,9 +58,29 @@ static ckpt_status grow_scratch(ckpt_comm *c, uint64_t bytes, ckpt_err *err)
     return CKPT_OK;
 }
 
+static bool on_device(const ckpt_comm *c, const void *x)
+{
+    return c->ops != NULL && c->ops->on_device != NULL && c->ops->on_device(c->self, x);
+}
+
+/* Room for one reduction in memory of the kind of x; *room stays the communicator's. */
+static ckpt_status find_room(ckpt_comm *c, const void *x, uint64_t bytes, void **room,
+                             ckpt_err *err)
+{
+    char msg[400] = "";
+    if (!on_device(c, x)) {
+        ckpt_status status = grow_scratch(c, bytes, err);
+        *room = c->scratch;
+        return status;
+    }
+    *room = c->ops->room(c->self, bytes, msg, sizeof msg);
+    return *room != NULL ? CKPT_OK
+                         : ckpt_fail(err, CKPT_E_NOMEM, "rank %d of %d: %s", c->rank, c->size, msg);
+}
+
 static size_t size_of(ckpt_comm_type type)
 {
-    return type == CKPT_COMM_F32 ? 4 : 8;
+    return type == CKPT_COMM_F32 ? 4 : type == CKPT_COMM_BF16 ? 2 : 8;
 }
 
 static double larger(double a, double b)
@@ -67,9 +88,36 @@ static double larger(double a, double b)
     return a != a || b != b ? a + b : a > b ? a : b;
 }
 
+static float bf16_value(uint16_t x)
+{
+    uint32_t u = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* To nearest even; NaN stays NaN. */
+static uint16_t bf16_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(u >> 16 | 0x40u);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+static double element(ckpt_comm_type type, const void *x, int64_t i)
+{
+    if (type == CKPT_COMM_F64)
+        return ((const double *)x)[i];
+    if (type == CKPT_COMM_F32)
+        return (double)((const float *)x)[i];
+    return (double)bf16_value(((const uint16_t *)x)[i]);
+}
+
 /* out[i] = x[0][i] + x[1][i] + ...; x holds `ranks` pieces of n. out may be the first of them. */
-static void combine(ckpt_comm_type type, ckpt_comm_op op, const void *x, int ranks, int64_t n,
-                    void *out)
+static void combine_host(ckpt_comm_type type, ckpt_comm_op op, const void *x, int ranks, int64_t n,
+                         void *out)
 {
     for (int64_t i = 0; i < n; i++) {
         if (type == CKPT_COMM_I64) {
@@ -81,18 +129,31 @@ static void combine(ckpt_comm_type type, ckpt_comm_op op, const void *x, int ran
             ((int64_t *)out)[i] = s;
             continue;
         }
-        const float *f = x;
-        const double *d = x;
-        double s = type == CKPT_COMM_F32 ? (double)f[i] : d[i];
+        double s = element(type, x, i);
         for (int64_t r = 1; r < ranks; r++) {
-            double v = type == CKPT_COMM_F32 ? (double)f[r * n + i] : d[r * n + i];
+            double v = element(type, x, r * n + i);
             s = op == CKPT_COMM_SUM ? s + v : larger(s, v);
         }
-        if (type == CKPT_COMM_F32)
+        if (type == CKPT_COMM_F64)
+            ((double *)out)[i] = s;
+        else if (type == CKPT_COMM_F32)
             ((float *)out)[i] = (float)s;
         else
-            ((double *)out)[i] = s;
+            ((uint16_t *)out)[i] = bf16_bits((float)s);
     }
+}
+
+static ckpt_status combine(const ckpt_comm *c, ckpt_comm_type type, ckpt_comm_op op, const void *x,
+                           int64_t n, void *out, ckpt_err *err)
+{
+    char msg[400] = "";
+    if (n == 0)
+        return CKPT_OK;
+    if (!on_device(c, x))
+        combine_host(type, op, x, c->size, n, out);
+    else if (!c->ops->combine(c->self, (int)type, (int)op, x, c->size, n, out, msg, sizeof msg))
+        return ckpt_fail(err, CKPT_E_IO, "rank %d of %d: %s", c->rank, c->size, msg);
+    return CKPT_OK;
 }
 
 /* Piece of every rank: at[r] .. at[r + 1] in elements, into this rank's piece of the result. */
@@ -101,19 +162,19 @@ static ckpt_status reduce_pieces(ckpt_comm *c, plan *p, ckpt_comm_type type, ckp
 {
     const size_t elem = size_of(type);
     const int64_t mine = at[c->rank + 1] - at[c->rank];
-    ckpt_status status = grow_scratch(c, (uint64_t)mine * (uint64_t)c->size * elem, err);
+    char *room = NULL;
+    ckpt_status status =
+        find_room(c, x, (uint64_t)mine * (uint64_t)c->size * elem, (void **)&room, err);
     if (status != CKPT_OK)
         return status;
     for (int r = 0; r < c->size; r++) {
         p->send[r] = x + (uint64_t)at[r] * elem;
         p->send_n[r] = (uint64_t)(at[r + 1] - at[r]) * elem;
-        p->recv[r] = (char *)c->scratch + (uint64_t)r * (uint64_t)mine * elem;
+        p->recv[r] = room + (uint64_t)r * (uint64_t)mine * elem;
         p->recv_n[r] = (uint64_t)mine * elem;
     }
     status = exchange(c, p, err);
-    if (status == CKPT_OK && mine > 0)
-        combine(type, op, c->scratch, c->size, mine, out);
-    return status;
+    return status == CKPT_OK ? combine(c, type, op, room, mine, out, err) : status;
 }
 
 static ckpt_status gather_pieces(const ckpt_comm *c, plan *p, size_t elem, const void *x,
@@ -138,11 +199,13 @@ static ckpt_status reduce_small(ckpt_comm *c, plan *p, ckpt_comm_type type, ckpt
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for an exchange");
     for (int r = 0; r < c->size; r++)
         counts[r] = n;
-    ckpt_status status = grow_scratch(c, (uint64_t)n * (uint64_t)c->size * size_of(type), err);
+    void *room = NULL;
+    ckpt_status status =
+        find_room(c, x, (uint64_t)n * (uint64_t)c->size * size_of(type), &room, err);
     if (status == CKPT_OK)
-        status = gather_pieces(c, p, size_of(type), x, counts, c->scratch, err);
+        status = gather_pieces(c, p, size_of(type), x, counts, room, err);
     if (status == CKPT_OK)
-        combine(type, op, c->scratch, c->size, n, x);
+        status = combine(c, type, op, room, n, x, err);
     free(counts);
     return status;
 }
@@ -165,9 +228,9 @@ ckpt_status ckpt_comm_allreduce(ckpt_comm *c, ckpt_comm_type type, ckpt_comm_op 
         status = reduce_small(c, p, type, op, x, n, err);
         goto done;
     }
-    int64_t *counts = at + c->size + 1;
-    for (int64_t lo = 0; lo < n; lo += PIECE) {
-        int64_t len = ckpt_min_i64(PIECE, n - lo);
+    int64_t *counts = at + c->size + 1, most = on_device(c, x) ? DEVICE_PIECE : PIECE;
+    for (int64_t lo = 0; lo < n; lo += most) {
+        int64_t len = ckpt_min_i64(most, n - lo);
         char *piece = (char *)x + (uint64_t)lo * size_of(type);
         for (int r = 0; r <= c->size; r++)
             at[r] = ckpt_part_at(len, c->size, r);
@@ -336,7 +399,7 @@ ckpt_status ckpt_comm_load(ckpt_comm *out, const char *path, ckpt_err *err)
                          "load (%s); install "
                          "libopenmpi-dev and openmpi-bin and build ckpt again",
                          dlerror());
-    const ckpt_comm_plugin *plugin = dlsym(so, "ckpt_comm_plugin_v1");
+    const ckpt_comm_plugin *plugin = dlsym(so, "ckpt_comm_plugin_v2");
     if (plugin == NULL || plugin->version != CKPT_COMM_PLUGIN_VERSION)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: of another version of ckpt", path);
     if (!plugin->open(&out->self, &out->rank, &out->size, msg, sizeof msg))

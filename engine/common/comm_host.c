@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define LINE 64
+#define GROUP 0x9e3779b97f4a7c15u   /* between the numbers of two groups' messages */
 #define RINGS ((uint64_t)256 << 20) /* bytes of all rings, at most, while one is above LEAST */
 #define MOST ((uint64_t)1 << 20)
 #define LEAST ((uint64_t)1 << 16)
@@ -43,11 +44,16 @@ struct ckpt_comm_host {
     ring rings[]; /* [size * size]; the bytes of all follow */
 };
 
+typedef struct member {
+    int rank;           /* of the run */
+    uint64_t sent, got; /* messages of this group to and from it so far */
+} member;
+
 typedef struct end {
     ckpt_comm_host *h;
     int rank, size;
-    uint64_t id, calls, splits; /* of the group; exchanges, splits so far */
-    int members[];              /* ranks of the run */
+    uint64_t id, splits; /* of the group; splits so far */
+    member members[];
 } end;
 
 /* ---- rings ------------------------------------------------------------------------------------ */
@@ -152,8 +158,8 @@ typedef struct way {
 static bool check_head(const end *e, int r, const head *in, const head *want, char *msg, size_t cap)
 {
     if (in->what != want->what) {
-        snprintf(msg, cap, "rank %d of the run is at another exchange than rank %d", e->members[r],
-                 e->members[e->rank]);
+        snprintf(msg, cap, "rank %d of the run is at another exchange than rank %d",
+                 e->members[r].rank, e->members[e->rank].rank);
         return false;
     }
     if (in->bytes != want->bytes)
@@ -163,10 +169,10 @@ static bool check_head(const end *e, int r, const head *in, const head *want, ch
 }
 
 /* Move what can be moved to member r: true while something is left. *moved: something was. */
-static bool push(const end *e, int r, const void *p, uint64_t n, uint64_t what, way *w, bool *moved)
+static bool push(const end *e, int r, const void *p, uint64_t n, way *w, bool *moved)
 {
-    const head out = {what, n};
-    int me = e->members[e->rank], to = e->members[r];
+    const head out = {e->id * GROUP + e->members[r].sent, n};
+    int me = e->members[e->rank].rank, to = e->members[r].rank;
     if (n == 0)
         return false;
     uint64_t before = w->sent;
@@ -181,11 +187,11 @@ static bool push(const end *e, int r, const void *p, uint64_t n, uint64_t what, 
 }
 
 /* The same from member r. *bad: its message does not fit. */
-static bool pull(const end *e, int r, void *p, uint64_t n, uint64_t what, way *w, bool *moved,
-                 bool *bad, char *msg, size_t cap)
+static bool pull(const end *e, int r, void *p, uint64_t n, way *w, bool *moved, bool *bad,
+                 char *msg, size_t cap)
 {
-    const head want = {what, n};
-    int me = e->members[e->rank], from = e->members[r];
+    const head want = {e->id * GROUP + e->members[r].got, n};
+    int me = e->members[e->rank].rank, from = e->members[r].rank;
     if (n == 0)
         return false;
     uint64_t before = w->got;
@@ -208,8 +214,7 @@ static bool exchange_all(end *e, way *ways, const void *const *send, const uint6
                          void *const *recv, const uint64_t *recv_n, char *msg, size_t cap)
 {
     ckpt_comm_host *h = e->h;
-    seat *mine = &h->seats[e->members[e->rank]];
-    const uint64_t what = e->id * 0x9e3779b97f4a7c15u + ++e->calls;
+    seat *mine = &h->seats[e->members[e->rank].rank];
     for (;;) {
         unsigned seen = atomic_load(&mine->bell);
         bool left = false, moved = false, bad = false;
@@ -217,26 +222,32 @@ static bool exchange_all(end *e, way *ways, const void *const *send, const uint6
         for (int i = 1; i < e->size; i++) {
             int r = (e->rank + i) % e->size;
             /* Looked at first: what it wrote before it went is there then. */
-            bool ended = atomic_load(&h->seats[e->members[r]].gone) != 0, more;
-            more = push(e, r, send[r], send_n[r], what, &ways[r], &moved);
-            more |= pull(e, r, recv[r], recv_n[r], what, &ways[r], &moved, &bad, msg, cap);
+            bool ended = atomic_load(&h->seats[e->members[r].rank].gone) != 0, more;
+            more = push(e, r, send[r], send_n[r], &ways[r], &moved);
+            more |= pull(e, r, recv[r], recv_n[r], &ways[r], &moved, &bad, msg, cap);
             if (bad)
                 return false;
             left = left || more;
             gone = more && ended ? r : gone;
         }
         if (!left)
-            return true;
+            break;
         if (moved)
             continue;
         if (run_ended(h, msg, cap))
             return false;
         if (gone >= 0) {
-            snprintf(msg, cap, "rank %d of %d ended before the others", e->members[gone], h->size);
+            snprintf(msg, cap, "rank %d of %d ended before the others", e->members[gone].rank,
+                     h->size);
             return false;
         }
         sleep_on(h, mine, seen);
     }
+    for (int r = 0; r < e->size; r++) {
+        e->members[r].sent += send_n[r] > 0;
+        e->members[r].got += recv_n[r] > 0;
+    }
+    return true;
 }
 
 static bool exchange(void *self, const void *const *send, const uint64_t *send_n, void *const *recv,
@@ -304,7 +315,7 @@ static bool split(void *self, int color, void **out, int *rank, int *size, char 
             continue;
         if (r == e->rank)
             made->rank = made->size;
-        made->members[made->size++] = e->members[r];
+        made->members[made->size++].rank = e->members[r].rank;
     }
     /* Equal on all members; others have it with a chance of 2^-64, and then sizes still guard. */
     made->id = (e->id + ++e->splits) * 0xbf58476d1ce4e5b9u ^ ((uint64_t)(unsigned)color << 17);
@@ -323,7 +334,15 @@ static void stop(void *self, int code)
         wake(&h->seats[r]);
 }
 
-static const ckpt_comm_ops ops = {exchange, split, stop, free};
+static const char *why(void *self)
+{
+    const ckpt_comm_host *h = ((end *)self)->h;
+    const char *words = ckpt_comm_host_why(h);
+    return words != NULL ? words : atomic_load(&h->stopped) != 0 ? "another rank stopped" : NULL;
+}
+
+static const ckpt_comm_ops ops = {
+    .exchange = exchange, .split = split, .stop = stop, .free = free, .why = why};
 
 /* ---- the run ---------------------------------------------------------------------------------- */
 
@@ -364,7 +383,7 @@ ckpt_status ckpt_comm_host_join(ckpt_comm_host *h, int rank, ckpt_comm *out, ckp
     e->rank = rank;
     e->size = h->size;
     for (int r = 0; r < h->size; r++)
-        e->members[r] = r;
+        e->members[r].rank = r;
     *out = (ckpt_comm){.rank = rank, .size = h->size, .ops = &ops, .self = e};
     return CKPT_OK;
 }

@@ -162,7 +162,8 @@ static void free_end(void *self)
     free(e);
 }
 
-static const ckpt_comm_ops ops = {exchange, split, abort_run, free_end};
+static const ckpt_comm_ops ops = {
+    .exchange = exchange, .split = split, .stop = abort_run, .free = free_end};
 
 ckpt_status ckpt_comm_threads(ckpt_comm *out, int size, ckpt_err *err)
 {

@@ -129,10 +129,10 @@ static bool open_world(void **self, int *rank, int *size, char *msg, size_t cap)
     return *self != NULL;
 }
 
-extern const ckpt_comm_plugin ckpt_comm_plugin_v1;
-__attribute__((visibility("default"))) const ckpt_comm_plugin ckpt_comm_plugin_v1 = {
+extern const ckpt_comm_plugin ckpt_comm_plugin_v2;
+__attribute__((visibility("default"))) const ckpt_comm_plugin ckpt_comm_plugin_v2 = {
     .version = CKPT_COMM_PLUGIN_VERSION,
     .name = "MPI",
     .open = open_world,
-    .ops = {exchange, split, abort_run, free_end},
+    .ops = {.exchange = exchange, .split = split, .stop = abort_run, .free = free_end},
 };

@@ -6,7 +6,7 @@
 NVCC_ARCH   ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=[sm_80,compute_80]
 NVCC_FLAGS  := -std=c++17 -O3 -lineinfo -Ilib -Iengine -Xcompiler -fPIC,-fvisibility=hidden
 CU_SRC      := $(sort $(wildcard engine/cuda/*.cu))
-CU_DEP      := $(wildcard engine/cuda/*.cuh engine/cuda/*.h) engine/train/elementwise.h lib/err.h
+CU_DEP      := $(wildcard engine/cuda/*.cuh engine/cuda/*.h) engine/train/elementwise.h engine/comm.h lib/err.h
 CU_OBJ      := $(patsubst %.cu,$(BUILD)/%.cu.o,$(CU_SRC))
 EMU_OBJ     := $(patsubst %.cu,$(BUILD)/%.emu.o,$(CU_SRC))
 CXX         ?= g++
@@ -61,3 +61,9 @@ $(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra \
 	    -Wno-unknown-pragmas -DCKPT_CUDA_EMULATE='"emulate.h"' -Ilib -Iengine -Itests/gpu -x c++ -c -o $@ $<
+
+# What the suite comm_cuda has for NCCL.
+$(BUILD)/fake_nccl.so: tests/gpu/fake_nccl.c $(BUILD)/flags
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -std=c17 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -O2 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -o $@ $< -pthread
