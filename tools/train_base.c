@@ -1,5 +1,6 @@
 /* The checkpoint that `ckpt train --resume` goes on from: found, opened, and its digests compared with
- * its manifest before a step is taken, as one flipped bit would go into every later checkpoint.
+ * its manifest before a step is taken, as one flipped bit would go into every later checkpoint. Several
+ * ranks divide the tensors, and what one finds all find.
  *
  * SAVE_ROOT/latest_checkpointed_iteration.txt names the newest iteration. Without it, or with something
  * else in it, the newest that opens is taken, and a warning says so. One that is damaged is an error
@@ -34,7 +35,9 @@ static ckpt_status compare(ckpt_train_run *run, const ckpt_model *model, ckpt_er
                       .src = run->src,
                       .model = *model,
                       .manifest = run->old,
-                      .has_manifest = true};
+                      .has_manifest = true,
+                      .rank = run->ranks != NULL ? run->ranks->world.rank : 0,
+                      .ranks = run->ranks != NULL ? run->ranks->world.size : 1};
     ckpt_status status = ckpt_verify_compute(&v, false, err);
     if (status == CKPT_OK)
         status = ckpt_verify_manifest(&v, err);
@@ -64,6 +67,32 @@ static ckpt_status check_digests(ckpt_train_run *run, ckpt_err *err)
     return status;
 }
 
+/* What one rank found is what all found: each has looked at a part of the bytes. */
+static ckpt_status agree(const ckpt_train_run *run, ckpt_status status, ckpt_err *err)
+{
+    struct {
+        ckpt_status status;
+        ckpt_err err;
+    } said = {status, *err};
+    if (run->ranks == NULL)
+        return status;
+    ckpt_comm *all = &run->ranks->world;
+    ckpt_err why = {0};
+    int64_t first =
+        status != CKPT_OK ? all->size - all->rank : 0; /* the largest: the lowest rank */
+    ckpt_status together =
+        ckpt_comm_allreduce(all, CKPT_COMM_I64, CKPT_COMM_MAX_OF, &first, 1, &why);
+    if (together == CKPT_OK && first > 0)
+        together = ckpt_comm_broadcast(all, &said, sizeof said, all->size - (int)first, &why);
+    if (together != CKPT_OK) {
+        *err = status != CKPT_OK ? *err : why;
+        return status != CKPT_OK ? status : together;
+    }
+    if (first > 0)
+        *err = said.err;
+    return said.status;
+}
+
 static ckpt_status open_at(ckpt_train_run *run, const char *path, int64_t iteration, ckpt_err *err)
 {
     ckpt_status status;
@@ -73,6 +102,7 @@ static ckpt_status open_at(ckpt_train_run *run, const char *path, int64_t iterat
     CKPT_CHECK(ckpt_manifest_load(&run->src, &run->old, &run->has_old, err));
     CKPT_CHECK(check_digests(run, err));
 done:
+    status = agree(run, status, err);
     if (status != CKPT_OK)
         close_base(run);
     return status;

@@ -28,10 +28,13 @@ typedef struct verification {
     bool has_manifest, compared; /* compared: digests with the manifest */
     bool compared_other;         /* with what --against names */
     bool part;                   /* one file of a directory: the manifest is cut down to it */
-    size_t n_signed;             /* files that --signature found as they were signed */
-    size_t n_finite;             /* tensors that --values looked at */
-    ckpt_tensor_hash *tensors;   /* NULL: not computed */
-    ckpt_file_hash *files;       /* NULL: not computed */
+    int rank, ranks;           /* ranks > 1: this process is one of those that divide the digests of
+                                    tensors by bytes; rank 0 does what is not a tensor's */
+    size_t lo, hi;             /* tensors that are its, of ckpt_verify_compute */
+    size_t n_signed;           /* files that --signature found as they were signed */
+    size_t n_finite;           /* tensors that --values looked at */
+    ckpt_tensor_hash *tensors; /* NULL: not computed */
+    ckpt_file_hash *files;     /* NULL: not computed */
     uint8_t root[CKPT_SHA256_LEN];
     bool *bad; /* per model tensor: something compared differs, or a value is not finite */
     lines problems, warnings, duplicates;

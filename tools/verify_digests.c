@@ -6,6 +6,27 @@
 
 /* ---- digests --------------------------------------------------------------------------------- */
 
+/* The tensors that begin in this rank's part of all bytes. */
+static void choose_part(verification *v)
+{
+    uint64_t total = 0, at = 0;
+    v->lo = 0;
+    v->hi = v->model.n_tensors;
+    if (v->ranks < 2)
+        return;
+    for (size_t i = 0; i < v->model.n_tensors; i++)
+        total += v->model.tensors[i].bytes;
+    const uint64_t n = (uint64_t)v->ranks, r = (uint64_t)v->rank;
+    const uint64_t first = total / n * r + total % n * r / n;
+    const uint64_t last = total / n * (r + 1) + total % n * (r + 1) / n;
+    v->hi = 0;
+    for (size_t i = 0; i < v->model.n_tensors; i++) {
+        v->lo += at < first;
+        v->hi += at < last || v->rank + 1 == v->ranks;
+        at += v->model.tensors[i].bytes;
+    }
+}
+
 ckpt_status ckpt_verify_compute(verification *v, bool whole_files, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -18,8 +39,13 @@ ckpt_status ckpt_verify_compute(verification *v, bool whole_files, ckpt_err *err
         return ckpt_tool_no_memory(err);
     ckpt_bar_start(&bar, "hash", v->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(v->tool, &bar);
-    status = ckpt_stream_digest(&v->model, &opts, arena, v->tensors, v->root, err);
-    if (status == CKPT_OK)
+    choose_part(v);
+    ckpt_model mine = v->model;
+    mine.tensors += v->lo;
+    mine.n_tensors = v->hi - v->lo;
+    status = ckpt_stream_digest(&mine, &opts, arena, v->tensors + v->lo,
+                                v->ranks < 2 ? v->root : NULL, err);
+    if (status == CKPT_OK && v->rank == 0)
         status = ckpt_stream_files(&v->model, whole_files, &opts, arena, v->files, err);
     ckpt_bar_stop(&bar);
     if (status != CKPT_OK)
@@ -151,7 +177,7 @@ void ckpt_verify_shape_problem(verification *v, const ckpt_canon *t, const ckpt_
 static ckpt_status compare_tensors(verification *v, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    for (size_t i = 0; i < v->model.n_tensors; i++) {
+    for (size_t i = v->lo; i < v->hi; i++) {
         const ckpt_canon *t = &v->model.tensors[i];
         int64_t at = ckpt_manifest_find_tensor(&v->manifest, t->name);
         const ckpt_manifest_tensor *m = at >= 0 ? &v->manifest.tensors[at] : NULL;
@@ -244,7 +270,8 @@ ckpt_status ckpt_verify_manifest(verification *v, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(compare_tensors(v, err));
-    CKPT_CHECK(compare_files(v, err));
+    if (v->rank == 0)
+        CKPT_CHECK(compare_files(v, err));
     CKPT_CHECK(
         ckpt_verify_config(v, v->manifest.config, v->src.config == NULL, "the manifest", err));
     v->compared = true;

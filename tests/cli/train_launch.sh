@@ -55,6 +55,19 @@ err 'token 189 is 255'; err 'the last checkpoint is broken/iter_0000011'
 rc 0 train --resume "$kimi" "${run[@]}" --steps 1 --launch 2 --json
 [ "$(grep -c '"command"' $OUT)" -eq 1 ] || fail "not one document: $(cat $OUT)"
 
+# Ranks divide the check of what is resumed: a flipped bit anywhere is found, and told as by one process.
+size=$(stat -c %s four/iter_0000006/model.safetensors)
+for part in 2 5 8; do
+    rm -rf bad && cp -r four bad
+    flip bad/iter_0000006/model.safetensors $((size * part / 10))
+    rc 1 train --resume bad "${run[@]}" --steps 7
+    cp $ERR want.txt
+    rc 1 train --resume bad "${run[@]}" --steps 7 --launch 3 --batch 3; one_line
+    same $ERR want.txt
+    err 'damaged: model.safetensors: tensor .* is bad/iter_0000003'
+done
+rc 0 train --resume bad "${run[@]}" --steps 4 --launch 2 --fallback; err 'falling back to bad/iter_0000003'
+
 # SIGINT to the program: every rank stops after the same step, and the run is saved.
 "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --launch 2 --tp 2 --save int --save-every 3 >$OUT 2>$ERR &
 job=$!
