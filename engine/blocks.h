@@ -12,6 +12,7 @@
 #define CKPT_ENGINE_BLOCKS_H
 
 #include "ops.h"
+#include "quant/kda_quant.h"
 
 /* ---- dense MLP (mlp.c) ---------------------------------------------------------------------- */
 
@@ -55,6 +56,10 @@ typedef struct ckpt_eng_linattn {
     ckpt_eng_act act;   /* of the output gate: sigmoid for KDA, SiLU for GDN and GDN2 */
     double eps;         /* output norm */
     double l2_eps;      /* 0 = 1e-6 */
+    /* Emulated quantisation of KDA, or NULL: the ordinary path. Refused (CKPT_E_UNSUPPORTED) together
+     * with a state, with context parallelism, and NVFP4 with tensor parallelism. */
+    const ckpt_quant *quant;
+    ckpt_quant_report *quant_report; /* or NULL */
 } ckpt_eng_linattn;
 
 /* DF, the columns of the decay: HV*K, or HV for GDN. With key_gates H stands for HV in f, erase, A_log
@@ -83,7 +88,8 @@ typedef struct ENG(linattn_saved) {
     real *z;                     /* output gate input */
     real *erase, *write;         /* after the sigmoid, of value heads */
     real *o, *rstd;              /* recurrence output [T, HV, V], norm statistics [T, HV] */
-    real *states;                /* of the recurrence */
+    real *states;                /* of the recurrence; NULL with `quant` */
+    ENG(quant_saved) quant;
     /* A sequence over several ranks (cut.h): what comes before this rank's tokens. NULL without */
     real *hist_q, *hist_k, *hist_v; /* [N, W-1, channels] rows before the convolution */
     real *state0;                   /* [N, HV, K, V] */

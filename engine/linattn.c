@@ -5,6 +5,7 @@
 
 #include "checked.h"
 #include "linattn_cut.h"
+#include "par.h"
 
 #include <string.h>
 
@@ -58,6 +59,35 @@ static ckpt_status check(const ckpt_eng_linattn *b, const ckpt_eng_seq *seq, ckp
     return status;
 }
 
+/* What the emulation of a quantised prefill cannot be combined with: quant-emulation.md section 5. */
+static ckpt_status check_quant(const ckpt_eng *e, const ckpt_eng_linattn *b, bool with_state,
+                               ckpt_err *err)
+{
+    const struct ckpt_eng_par *par = e->par;
+    bool nvfp4 = false;
+    if (b->quant == NULL)
+        return CKPT_OK;
+    if (with_state)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "a quantisation policy with recurrent inference: states are rounded a "
+                         "chunk, not a token");
+    if (par != NULL && par->cp > 1)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "a quantisation policy with context parallelism (cp %d)", par->cp);
+    for (int h = 0; h < CKPT_HANDLE_COUNT; h++)
+        nvfp4 = nvfp4 || b->quant->kind[h] == CKPT_QUANT_NVFP4;
+    if (nvfp4 && par != NULL && par->tp > 1)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "a quantisation policy with NVFP4 and tensor parallelism (tp %d): its one "
+                         "scale a call spans all heads",
+                         par->tp);
+    if (b->bound > 0 || b->bound < -5)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "a quantisation policy with a decay bounded at %g, expected -5 to 0",
+                         b->bound);
+    return CKPT_OK;
+}
+
 static real *rows(ckpt_eng *e, int64_t T, int64_t n)
 {
     return n > 0 ? ckpt_eng_take(e, T * n, sizeof(real)) : NULL;
@@ -67,6 +97,8 @@ ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt
                               ENG(linattn_saved) * s, ckpt_err *err)
 {
     ckpt_status status = check(b, seq, err);
+    if (status == CKPT_OK)
+        status = check_quant(e, b, false, err);
     if (status != CKPT_OK)
         return status;
     const sizes z = sizes_of(b, seq);
@@ -88,7 +120,13 @@ ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt
     s->write = gdn2 ? rows(e, z.T, z.VD) : NULL;
     s->o = rows(e, z.T, z.VD);
     s->rstd = rows(e, z.T, z.HV);
-    s->states = ckpt_eng_take(e, ENG(delta_saved_len)(&b->delta, seq), sizeof(real));
+    s->states = NULL;
+    if (b->quant != NULL)
+        status = ENG(kda_quant_save)(e, b->quant, &b->delta, seq, &s->quant, err);
+    else
+        s->states = ckpt_eng_take(e, ENG(delta_saved_len)(&b->delta, seq), sizeof(real));
+    if (status != CKPT_OK)
+        return status;
     return ENG(linattn_cut_save)(e, b, seq, s, err);
 }
 
@@ -262,6 +300,8 @@ ckpt_status ENG(linattn)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_
     const size_t mark = ckpt_eng_mark(e);
     real *state = st ? st->delta : NULL;
     ckpt_status status = check(b, seq, err);
+    if (status == CKPT_OK)
+        status = check_quant(e, b, st != NULL, err);
     if (status != CKPT_OK)
         return status;
     real *normed = rows(e, z.T, z.VD);
@@ -269,7 +309,10 @@ ckpt_status ENG(linattn)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_
     CKPT_CHECK(forward_qkv(e, b, seq, &z, p, x, st, s, err));
     CKPT_CHECK(forward_gates(e, b, &z, p, x, s, err));
     const ENG(delta_in) in = delta_inputs(s, state);
-    if (ckpt_eng_cut_in(e) != NULL)
+    if (b->quant != NULL)
+        CKPT_CHECK(ENG(kda_quant)(e, b->quant, &b->delta, seq, &in, s->o, NULL, &s->quant,
+                                  b->quant_report, err));
+    else if (ckpt_eng_cut_in(e) != NULL)
         CKPT_CHECK(ENG(linattn_cut_delta)(e, b, seq, &in, s, err));
     else
         CKPT_CHECK(ENG(delta)(e, &b->delta, seq, &in, s->o, state, s->states, err));
@@ -446,7 +489,10 @@ ckpt_status ENG(linattn_bwd)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_
     if (!add && !e->dry)
         for (int64_t i = 0; i < z.T * z.D; i++)
             dx[i] = 0;
-    if (ckpt_eng_cut_in(e) != NULL)
+    if (b->quant != NULL)
+        CKPT_CHECK(ENG(kda_quant_bwd)(e, b->quant, &b->delta, seq, &in, &s->quant, w.d_o, NULL,
+                                      &w.in, err));
+    else if (ckpt_eng_cut_in(e) != NULL)
         CKPT_CHECK(ENG(linattn_cut_delta_bwd)(e, b, seq, &in, s, w.d_o, &w.in, err));
     else
         CKPT_CHECK(ENG(delta_bwd)(e, &b->delta, seq, &in, s->states, w.d_o, NULL, &w.in, err));

@@ -7,6 +7,7 @@
 #include "blocks.h"
 #include "model.h"
 #include "moe.h"
+#include "policy.h"
 
 typedef enum ckpt_eng_kind {
     CKPT_ENG_LINATTN, /* KDA, GDN, GDN2 */
@@ -40,8 +41,11 @@ typedef struct ckpt_eng_spec {
 } ckpt_eng_spec;
 
 typedef struct ckpt_eng_spec_opts {
-    double latent_eps;       /* 0 = the model's; transformers uses 1e-6 whatever the model says */
-    double aux_coef, z_coef; /* router losses */
+    double latent_eps;         /* 0 = the model's; transformers uses 1e-6 whatever the model says */
+    double aux_coef, z_coef;   /* router losses */
+    const ckpt_policy *policy; /* of quantisation, borrowed, or NULL; disabled modules take the
+                                        ordinary path */
+    ckpt_quant_report *quant_report; /* of all blocks, or NULL */
 } ckpt_eng_spec_opts;
 
 /* From the model's configuration and tensors. opts or NULL. Errors: CKPT_E_UNSUPPORTED (a block the

@@ -69,6 +69,9 @@ ckpt_status ckpt_dcp_wrap_object(ckpt_source *src, uint32_t file, uint64_t lengt
 ckpt_status ckpt_dcp_new_common(const ckpt_json *args, int64_t iteration, const char *sharding_type,
                                 bool as_list, ckpt_buf *out, ckpt_err *err) CKPT_MUST_USE;
 
+/* What a new common state says of the optimizer states among out's tensors, or NULL. */
+const char *ckpt_dcp_sharding_type(const ckpt_out *out);
+
 /* Where a checkpoint lies. */
 typedef struct ckpt_dcp_place {
     const char *dir;      /* directory holding .metadata */

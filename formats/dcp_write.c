@@ -645,7 +645,7 @@ done:
 /* ---- common state -------------------------------------------------------------------------- */
 
 /* How Megatron-Core is to read the optimizer state: as it stores it with model-shaped tensors. */
-static const char *sharding_type(const ckpt_out *out)
+const char *ckpt_dcp_sharding_type(const ckpt_out *out)
 {
     static const char fp32[] = "optimizer.state.fp32_param.";
     const char *type = NULL;
@@ -675,11 +675,11 @@ static ckpt_status make_common(layout *l)
         if (status != CKPT_OK)
             ckpt_err_frame(l->err, "object '%s'", carried->name);
     } else {
-        CKPT_CHECK(ckpt_dcp_new_common(out->config, out->iteration, sharding_type(out), true,
-                                       &object, l->err));
+        CKPT_CHECK(ckpt_dcp_new_common(out->config, out->iteration, ckpt_dcp_sharding_type(out),
+                                       true, &object, l->err));
         CKPT_CHECK(keep(l, &object, &l->common_object));
-        status = ckpt_dcp_new_common(out->config, out->iteration, sharding_type(out), false, &file,
-                                     l->err);
+        status = ckpt_dcp_new_common(out->config, out->iteration, ckpt_dcp_sharding_type(out),
+                                     false, &file, l->err);
     }
     if (status == CKPT_OK)
         status = keep(l, &file, &l->common_file);

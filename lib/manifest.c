@@ -372,6 +372,7 @@ static ckpt_status parse_doc(ckpt_manifest *m, const ckpt_json *doc, ckpt_err *e
     CKPT_CHECK(parse_object(doc, "config", &m->config, err));
     CKPT_CHECK(parse_object(doc, "foreign", &m->foreign, err));
     CKPT_CHECK(parse_object(doc, "training", &m->training, err));
+    CKPT_CHECK(parse_text(m, doc, "quant_policy", &m->quant_policy, err));
     CKPT_CHECK(check_config(m, doc, err));
     CKPT_CHECK(parse_lossy(m, ckpt_json_get(doc, "lossy"), err));
     CKPT_CHECK(parse_hex(doc, "root", true, &has, m->root, err));
@@ -550,6 +551,10 @@ static ckpt_status put_configs(const ckpt_manifest *m, ckpt_buf *b, ckpt_err *er
         ckpt_buf_puts(b, ",\n\"training\":");
         if (!ckpt_json_print(m->training, 0, true, b))
             return no_memory(err);
+    }
+    if (m->quant_policy != NULL) {
+        ckpt_buf_puts(b, ",\n\"quant_policy\":");
+        ckpt_json_quote(b, m->quant_policy, strlen(m->quant_policy));
     }
     return CKPT_OK;
 }

@@ -4,6 +4,7 @@
  *  "family":…,"layout":…,"container":…,"mesh":{"tp":…,"pp":…,"ep":…,"etp":…,"cp":…},
  *  "config_digest":hex,"config":{canonical},"foreign":{"hf":{…},"megatron":{…},"files":{…}},
  *  "training":{…} (engine/train.h; of a checkpoint that training continues from),
+ *  "quant_policy":text (policy.h; as the container stores it, where it has a place for it),
  *  "files":{name:{"size":n,"sha256":hex,"rest":hex}},
  *  "tensors":{canonical:{"dtype":…,"shape":[…],"digest":hex,"leaves":[hex…] when more than one}},
  *  "root":hex,"source_root":hex,"lossy":[…]}
@@ -41,6 +42,7 @@ typedef struct ckpt_manifest {
     ckpt_json *config; /* canonical; may be NULL */
     ckpt_json *foreign; /* {"hf":…, "megatron":…, "fla":…} originals carried along; may be NULL */
     ckpt_json *training;       /* where training stands; carried by every conversion; may be NULL */
+    const char *quant_policy;  /* stored text of a quantisation policy, or NULL; carried as well */
     ckpt_manifest_file *files; /* sorted by name */
     size_t n_files;
     ckpt_manifest_tensor *tensors; /* sorted by name */

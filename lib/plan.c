@@ -2,6 +2,7 @@
 #include "checked.h"
 #include "gather.h"
 #include "plan_internal.h"
+#include "policy.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -612,6 +613,20 @@ static ckpt_status check_mesh(ckpt_planner *p, ckpt_err *err)
                                   a_layer > 1 ? "layers" : "blocks", err);
 }
 
+/* A quantisation policy is no user's key: it goes along everywhere. */
+static ckpt_status put_policy(ckpt_planner *p, ckpt_json *kept, ckpt_err *err)
+{
+    const char *text = p->opts->quant_policy;
+    char digest[2 * CKPT_SHA256_LEN + 1];
+    if (text == NULL)
+        return CKPT_OK;
+    ckpt_policy_digest(text, digest);
+    if (!ckpt_json_set(kept, CKPT_POLICY_KEY, ckpt_json_new_string(text)) ||
+        !ckpt_json_set(kept, CKPT_POLICY_DIGEST_KEY, ckpt_json_new_string(digest)))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    return CKPT_OK;
+}
+
 /* Users' keys of safetensors __metadata__ stay with safetensors; elsewhere they have no place. What
  * describes the file they came from (format, sharding) is not theirs. */
 static ckpt_status carry_metadata(ckpt_planner *p, ckpt_err *err)
@@ -625,7 +640,8 @@ static ckpt_status carry_metadata(ckpt_planner *p, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (const ckpt_json *c = ckpt_json_child(src->metadata); c != NULL; c = ckpt_json_next(c)) {
         const char *key = ckpt_json_key(c);
-        if (strcmp(key, "format") == 0 || strncmp(key, "DCP_", 4) == 0)
+        if (strcmp(key, "format") == 0 || strncmp(key, "DCP_", 4) == 0 ||
+            strcmp(key, CKPT_POLICY_KEY) == 0 || strcmp(key, CKPT_POLICY_DIGEST_KEY) == 0)
             continue;
         ckpt_status status = CKPT_OK;
         if (!keeps)
@@ -636,9 +652,10 @@ static ckpt_status carry_metadata(ckpt_planner *p, ckpt_err *err)
         if (status != CKPT_OK)
             return status;
     }
-    if (ckpt_json_child(kept) != NULL)
+    ckpt_status status = put_policy(p, kept, err);
+    if (status == CKPT_OK && ckpt_json_child(kept) != NULL)
         plan->out.metadata = kept;
-    return CKPT_OK;
+    return status;
 }
 
 ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_convert_opts *opts,

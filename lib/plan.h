@@ -81,6 +81,7 @@ typedef struct ckpt_convert_opts {
     uint64_t max_shard_bytes;
     bool single_file, bare;
     int deflate;                     /* see ckpt_out */
+    const char *quant_policy;        /* stored text (policy.h) for the target's metadata, or NULL */
     const ckpt_json *foreign_config; /* an earlier configuration of the target's kind, or NULL */
     bool has_groups; /* before_layout adds the common state that the optimizer's states need */
     /* Called when plan->config and plan->out.objects are settled, before files are laid out: may

@@ -100,6 +100,11 @@ extern const char *const ckpt_boundary_names[CKPT_BOUNDARY_COUNT];
 /* lhs (side 0) or rhs (1) of a site. */
 ckpt_quant_handle ckpt_handle_of(ckpt_quant_site site, int side);
 
+/* Where a checkpoint keeps the text: strings of safetensors' __metadata__ (and HDF5's attribute of that
+ * name); a member of Megatron's common state; a manifest's "quant_policy" in any case. */
+#define CKPT_POLICY_KEY "kda_quant_policy"
+#define CKPT_POLICY_DIGEST_KEY "kda_quant_policy_sha256"
+
 #define CKPT_POLICY_ALIASES 4
 typedef struct ckpt_policy_module {
     const char *name;                       /* "blocks.0.kda" */
@@ -137,6 +142,8 @@ const ckpt_quant *ckpt_policy_of(const ckpt_policy *p, int block);
 /* Is any handle of this kind? */
 bool ckpt_policy_uses(const ckpt_policy *p, ckpt_quant_kind kind);
 void ckpt_policy_release(ckpt_policy *p);
+/* SHA-256 of a stored text. */
+void ckpt_policy_digest(const char *text, char hex[65]);
 
 /* Low-rank widths that an FP8 or FP4 recipe can run: positive multiples of its alignment. precision
  * "fp8" or "fp4"; rank 0: full, anything goes. field names it in the error (CKPT_E_UNSUPPORTED). */

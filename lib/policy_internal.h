@@ -16,6 +16,5 @@ ckpt_status ckpt_policy_classify(int handle, const ckpt_json *cfg, ckpt_quant_ki
 ckpt_status ckpt_policy_execution(const ckpt_json *cfg, ckpt_quant *q, ckpt_err *err) CKPT_MUST_USE;
 /* p->text and p->digest of its modules. */
 ckpt_status ckpt_policy_print(ckpt_policy *p, ckpt_err *err) CKPT_MUST_USE;
-void ckpt_policy_digest(const char *text, char hex[65]);
 
 #endif

@@ -1,6 +1,7 @@
 /* ckpt convert: another container, layout, mesh or dtype of the same checkpoint. Order of events:
  * options, paths, headers, plan (or refusal), temporary output, check, manifest, rename. */
 #include "convert.h"
+#include "quant_policy.h"
 #include "sidecar.h"
 #include "usermap.h"
 
@@ -300,8 +301,11 @@ static ckpt_status before_layout(void *self, ckpt_plan *plan, ckpt_err *err)
     ckpt_status status = ckpt_convert_common(&c->src, c->container, plan, &c->common, err);
     if (status != CKPT_OK)
         return status;
-    return ckpt_objects_restore(c->tool, &c->objects, &c->report, plan, c->container,
-                                c->has_old ? &c->old : NULL, &c->common, err);
+    status = ckpt_objects_restore(c->tool, &c->objects, &c->report, plan, c->container,
+                                  c->has_old ? &c->old : NULL, &c->common, err);
+    if (status != CKPT_OK)
+        return status;
+    return ckpt_convert_policy(c->container, plan, c->plan_opts.quant_policy, &c->common, err);
 }
 
 static ckpt_status check_effects(const conversion *c, ckpt_err *err)
@@ -329,6 +333,8 @@ static ckpt_status make_plan(conversion *c, ckpt_err *err)
     CKPT_CHECK(choose_layout(c, err));
     choose_values(c);
     c->plan_opts.has_groups = ckpt_objects_have_common(c->has_old ? &c->old : NULL);
+    CKPT_CHECK(
+        ckpt_policy_stored(&c->src, c->has_old ? &c->old : NULL, &c->plan_opts.quant_policy, err));
     c->plan_opts.before_layout = before_layout;
     c->plan_opts.self = c;
     CKPT_CHECK(check_effects(c, err));
@@ -441,6 +447,7 @@ static ckpt_status fill_manifest(conversion *c, ckpt_err *err)
     CKPT_CHECK(ckpt_foreign_carry(m, c->has_old ? &c->old : NULL, &c->model, from_group,
                                   c->plan_opts.single_file && !holds_config(c) ? NULL : to_group,
                                   err));
+    m->quant_policy = c->plan_opts.quant_policy;
     CKPT_CHECK(ckpt_objects_store(&c->objects, m, err));
 done:
     return status;

@@ -104,6 +104,20 @@ static ckpt_status judge_changes(ckpt_train_run *run, ckpt_err *err)
     return status;
 }
 
+/* What the checkpoint carries, or other rules; a run that goes on with others says so. */
+static ckpt_status open_policy(ckpt_train_run *run, ckpt_err *err)
+{
+    ckpt_policy_choice choice;
+    ckpt_status status = ckpt_policy_choose(
+        &run->policy, &run->base, run->has_old ? &run->old : NULL, run->o->policy, &choice, err);
+    if (status != CKPT_OK)
+        return status;
+    run->keeps_policy = choice.stored || run->policy.enabled;
+    if (choice.differs && run->stored != NULL)
+        status = ckpt_strings_push(&run->changed, "--policy is not what it was", err);
+    return status;
+}
+
 /* ---- data ------------------------------------------------------------------------------------- */
 
 static ckpt_status parse_windows(ckpt_train_run *run, const char *text, ckpt_err *err)
@@ -207,6 +221,9 @@ static void say_where(ckpt_train_run *run)
     else
         ckpt_tool_note(run->tool, "%s: weights alone; %s starts anew%s%.0lld", run->src.path, rule,
                        s->step > 0 ? " at step " : "", (long long)s->step);
+    if (run->policy.enabled)
+        ckpt_tool_note(run->tool, "quantisation policy %s",
+                       ckpt_policy_summary(&run->tool->arena, &run->policy));
 }
 
 /* A list of positions that is too short begins again, which may not be what was meant. */
@@ -260,6 +277,7 @@ static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
                       .dir = o->save,
                       .keep = o->keep > 0 ? o->keep : 0,
                       .run_name = run->name,
+                      .quant_policy = run->keeps_policy ? run->policy.text : NULL,
                       .approximate = o->approximate,
                       .allow_unknown = o->allow_unknown,
                       .config_dtype = dtypes[o->dtype],
@@ -496,6 +514,7 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     CKPT_CHECK(open_base(run, err));
     CKPT_CHECK(ckpt_train_check_save(run, err));
     CKPT_CHECK(ckpt_train_resolve(run, err));
+    CKPT_CHECK(open_policy(run, err));
     CKPT_CHECK(open_data(run, err));
     CKPT_CHECK(judge_changes(run, err));
     CKPT_CHECK(ckpt_train_schedule(run, err));
@@ -537,6 +556,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
         (void)fclose(r.metrics);
     if (r.open)
         ckpt_trainer_close(&r.trainer);
+    ckpt_policy_release(&r.policy);
     ckpt_data_close(r.data);
     free(r.starts);
     free(r.last_path);

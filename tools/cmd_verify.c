@@ -46,6 +46,10 @@ static const ckpt_opt rows[] = {
      "--forward: where it is computed (default cpu; cuda is not built yet)",                                                                       0, 0},
     {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
      "--forward: recompute activations, using less memory",                                                                                        0, 0},
+    {"policy",                CKPT_OPT_STRING, AT(policy),                "FILE",
+     "--forward: emulate quantisation by these rules instead of the checkpoint's own",                                                             0, 0},
+    {"approximate-solve",     CKPT_OPT_INT,    AT(solve),                 "N",
+     "--forward with a policy: invert by a series of N factors, and say how far it is off",                                                        1, 6},
     {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",
      "check the signature with this public key, before anything else",                                                                             0, 0},
     {"signature-file",        CKPT_OPT_STRING, AT(signature_file),        "FILE",
@@ -418,7 +422,7 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_USAGE, "--signature-file needs --signature KEY");
     bool needs_forward = o->reference != NULL || o->tokens != NULL || o->rtol >= 0 ||
                          o->grad_rtol >= 0 || o->latent_eps > 0 || o->mtp_coef >= 0 ||
-                         o->device >= 0 || o->recompute;
+                         o->device >= 0 || o->recompute || o->policy != NULL || o->solve > 0;
     if (needs_forward && !o->forward)
         return ckpt_fail(err, CKPT_E_USAGE, "%s needs --forward",
                          o->reference != NULL ? "--reference"
@@ -426,6 +430,8 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
                          : o->recompute       ? "--recompute"
                          : o->latent_eps > 0  ? "--latent-eps"
                          : o->mtp_coef >= 0   ? "--mtp-coef"
+                         : o->policy != NULL  ? "--policy"
+                         : o->solve > 0       ? "--approximate-solve"
                          : o->device >= 0     ? "--device"
                                               : "a tolerance");
     if (o->reference != NULL && (o->against != NULL || o->tokens != NULL))

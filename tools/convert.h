@@ -164,4 +164,9 @@ ckpt_status ckpt_convert_set_common(ckpt_plan *plan, const ckpt_buf *common,
 ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt_plan *plan,
                                 ckpt_buf *common, ckpt_err *err) CKPT_MUST_USE;
 
+/* A Megatron target's common state gets the quantisation policy that the source carries (NULL: none):
+ * the object is made or replaced, its bytes go to `common`. After everything else that changes it. */
+ckpt_status ckpt_convert_policy(const ckpt_container *to, ckpt_plan *plan, const char *text,
+                                ckpt_buf *common, ckpt_err *err) CKPT_MUST_USE;
+
 #endif

@@ -4,6 +4,7 @@
 #include "json.h"
 #include "model_space.h"
 #include "mp_rank.h"
+#include "policy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -151,4 +152,40 @@ ckpt_status ckpt_convert_common(ckpt_source *src, const ckpt_container *to, ckpt
         return CKPT_OK; /* carried byte for byte */
     status = common_state(src, &changes, common, err);
     return status == CKPT_OK ? ckpt_convert_set_common(plan, common, err) : status;
+}
+
+ckpt_status ckpt_convert_policy(const ckpt_container *to, ckpt_plan *plan, const char *text,
+                                ckpt_buf *common, ckpt_err *err)
+{
+    ckpt_out *out = &plan->out;
+    const ckpt_dcp_edit edit = {.path = CKPT_POLICY_KEY, .text = text};
+    const ckpt_dcp_changes changes = {.edits = &edit, .n_edits = 1};
+    ckpt_buf before = {0}, after = {0};
+    ckpt_status status = CKPT_OK;
+    if (text == NULL || out->config_kind != CKPT_CONFIG_MEGATRON || !ckpt_has_common(to))
+        return CKPT_OK;
+    const ckpt_out_object *at = ckpt_convert_find_object(plan, CKPT_DCP_COMMON_OBJECT);
+    const char *has = ckpt_json_string(ckpt_json_get(plan->model->src->common, CKPT_POLICY_KEY));
+    if (at != NULL && at->data != NULL && has != NULL && strcmp(has, text) == 0)
+        return CKPT_OK; /* carried as it is */
+    if (at != NULL && at->data != NULL)
+        ckpt_buf_append(&before, at->data, at->length);
+    else
+        CKPT_CHECK(ckpt_dcp_new_common(out->config, out->iteration,
+                                       to == &ckpt_torch_dist ? ckpt_dcp_sharding_type(out) : NULL,
+                                       true, &before, err));
+    if (before.failed)
+        status = ckpt_tool_no_memory(err);
+    if (status == CKPT_OK)
+        CKPT_CHECK(ckpt_dcp_common_edit(before.data, before.len, &changes, &after, err));
+    if (status == CKPT_OK) {
+        ckpt_buf_release(common); /* its bytes, if it had any, are the edited ones */
+        *common = after;
+        after = (ckpt_buf){0};
+        status = ckpt_convert_set_common(plan, common, err);
+    }
+done:
+    ckpt_buf_release(&before);
+    ckpt_buf_release(&after);
+    return status;
 }

@@ -50,6 +50,7 @@ const ckpt_opt ckpt_train_rows[] = {
     {"latent-eps",      CKPT_OPT_REAL,   AT(latent_eps),  "X", "epsilon of MLA's latent norms (default: the model's)", 0, 0},
     {"dtype",           CKPT_OPT_CHOICE, AT(dtype),       "keep|f32|bf16", "of the weights; bf16 ones have f32 masters (default keep)", 0, 0},
     {"recompute",       CKPT_OPT_FLAG,   AT(recompute),   NULL, "compute activations again in the backward: same bits, less memory", 0, 0},
+    {"policy",          CKPT_OPT_STRING, AT(policy),      "FILE", "emulate quantisation in KDA blocks by these rules (default: those of the checkpoint)", 0, 0},
     {"device",          CKPT_OPT_CHOICE, AT(device),      "cpu|cuda", "where it is computed (default cpu; cuda is not built yet)", 0, 0},
     {"launch",          CKPT_OPT_INT,    AT(mesh.launch), "N", "start N ranks on this host, without mpirun; they are --dp if nothing else is said", 1, CKPT_COMM_HOST_MAX},
     {"tp",              CKPT_OPT_INT,    AT(mesh.tp),     "N", "ranks that share the heads (--launch or mpirun -np starts them; default 1)", 1, 4096},
@@ -311,7 +312,10 @@ ckpt_train_config ckpt_train_config_of(const ckpt_train_run *run)
         .recompute = o->recompute,
         .dtype = o->dtype,
         .threads = (int)run->tool->g.threads,
-        .spec = {.latent_eps = o->latent_eps, .aux_coef = o->aux_coef, .z_coef = o->z_coef},
+        .spec = {.latent_eps = o->latent_eps,
+                 .aux_coef = o->aux_coef,
+                 .z_coef = o->z_coef,
+                 .policy = &run->policy},
     };
 }
 

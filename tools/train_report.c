@@ -190,6 +190,8 @@ static void summary_json(ckpt_train_run *run, double rate)
     if (run->last_path != NULL)
         ckpt_jw_hex(w, "root", run->root);
     ckpt_jw_lines(w, "changed", run->changed.items, run->changed.n);
+    if (run->keeps_policy)
+        ckpt_policy_json(w, &run->policy);
 }
 
 void ckpt_train_summary(ckpt_train_run *run)

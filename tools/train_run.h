@@ -2,6 +2,7 @@
 #ifndef CKPT_TOOL_TRAIN_H
 #define CKPT_TOOL_TRAIN_H
 
+#include "quant_policy.h"
 #include "ranks.h"
 #include "train/train.h"
 #include "train_save.h"
@@ -15,7 +16,7 @@
  * is resumed, else from the defaults. */
 typedef struct ckpt_train_opts {
     ckpt_strings data, save_format;
-    const char *init, *resume, *save, *metrics, *windows;
+    const char *init, *resume, *save, *metrics, *windows, *policy;
     int data_type, labels, optimizer, lr_style, wsd_style, dtype, muon_scale, muon_set;
     int device; /* ckpt_tool_device */
     int64_t steps, batch, micro, seq_len, seed, save_every, keep, log_every, iteration;
@@ -39,6 +40,8 @@ typedef struct ckpt_train_run {
     const char *from;             /* PATH of the base */
     const ckpt_json *stored;      /* the base's "training", or NULL */
     bool schedule_given;          /* the command line says something of learning rate or decay */
+    ckpt_policy policy;           /* of quantisation: --policy, else the base's */
+    bool keeps_policy;            /* checkpoints carry it */
     ckpt_strings changed;         /* options that differ from the stored ones, a phrase each */
     ckpt_schedule schedule;
     ckpt_data *data;

@@ -56,8 +56,9 @@ typedef struct ckpt_saver {
     const ckpt_model *base;
     const ckpt_manifest *old; /* the base's, or NULL */
     const char *dir;
-    int64_t keep;         /* newest checkpoints that stay; 0 = all */
-    const char *run_name; /* only its checkpoints are removed */
+    int64_t keep;             /* newest checkpoints that stay; 0 = all */
+    const char *run_name;     /* only its checkpoints are removed */
+    const char *quant_policy; /* stored text, or NULL: none is written */
     bool approximate, allow_unknown;
     ckpt_save_format formats[CKPT_SAVE_FORMATS];
     size_t n_formats;

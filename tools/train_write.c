@@ -120,7 +120,7 @@ static ckpt_status before_layout(void *self, ckpt_plan *plan, ckpt_err *err)
     ckpt_dcp_changes c = {.args = plan->config, .edits = edits};
     if (plan->out.config_kind != CKPT_CONFIG_MEGATRON || w->f->container != &ckpt_torch_dist ||
         w->job->common == NULL || plan->config == NULL)
-        return CKPT_OK;
+        return ckpt_convert_policy(w->f->container, plan, w->s->quant_policy, &w->common, err);
     for (const ckpt_json *a = ckpt_json_child(w->job->args); a != NULL; a = ckpt_json_next(a))
         if (!ckpt_json_set(plan->config, ckpt_json_key(a), ckpt_json_dup(a)))
             return ckpt_tool_no_memory(err);
@@ -131,7 +131,11 @@ static ckpt_status before_layout(void *self, ckpt_plan *plan, ckpt_err *err)
     }
     ckpt_buf_clear(&w->common);
     ckpt_status status = edit_common(w, &c, err);
-    return status == CKPT_OK ? ckpt_convert_set_common(plan, &w->common, err) : status;
+    if (status == CKPT_OK)
+        status = ckpt_convert_set_common(plan, &w->common, err);
+    return status == CKPT_OK
+               ? ckpt_convert_policy(w->f->container, plan, w->s->quant_policy, &w->common, err)
+               : status;
 }
 
 static ckpt_status choose_layout(writer *w, ckpt_err *err)
@@ -166,6 +170,7 @@ static ckpt_status make_plan(writer *w, ckpt_err *err)
                                   .bare = true,
                                   .max_shard_bytes = w->f->file ? 0 : 5000000000U,
                                   .foreign_config = ckpt_foreign_config(w->s->old, group),
+                                  .quant_policy = w->s->quant_policy,
                                   .before_layout = before_layout,
                                   .self = w};
     if (w->opts.foreign_config == NULL && m->layout != NULL && strcmp(m->layout->group, group) == 0)
@@ -208,6 +213,7 @@ static ckpt_status fill_manifest(writer *w, const char *single, ckpt_err *err)
     w->manifest.mesh = w->f->mesh;
     w->manifest.has_source_root = false;
     w->manifest.training = ckpt_json_dup(w->job->training);
+    w->manifest.quant_policy = w->s->quant_policy;
     if (w->manifest.training == NULL && w->job->training != NULL)
         return ckpt_tool_no_memory(err);
     CKPT_CHECK(ckpt_foreign_carry(&w->manifest, w->s->old, m, from, to, err));

@@ -8,6 +8,8 @@ typedef struct verify_opts {
     bool hash, files, write, values, strict, duplicates, forward, force, allow_unknown,
         allow_unknown_objects, recompute;
     const char *against, *roundtrip, *signature, *signature_file, *reference, *tokens;
+    const char *policy; /* rules for PATH's forward, or NULL */
+    int64_t solve;      /* factors of an approximate inverse; below 1 = exact */
     double rtol, grad_rtol, latent_eps, mtp_coef; /* below 0 = not given */
     int device;                                   /* ckpt_tool_device; below 0 = not given */
     int64_t iteration;

@@ -6,6 +6,7 @@
  * reference holds gradients under the stored names of the checkpoint's own layout, so that binding it
  * like the checkpoint gives them their canonical names. */
 #include "network.h"
+#include "quant_policy.h"
 #include "verify.h"
 
 #include <math.h>
@@ -34,6 +35,8 @@ typedef struct passed {
     ckpt_eng e;
     ENG(run) run;
     float *logits; /* [T, V] */
+    ckpt_policy policy;
+    ckpt_quant_report report;
 } passed;
 
 /* Squared differences and what they are relative to. */
@@ -227,12 +230,31 @@ done:
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-static ckpt_status run_model(verification *v, const ckpt_model *model, const tokens *t, passed *out,
-                             ckpt_err *err)
+/* The policy of a checkpoint; --policy and --approximate-solve are for PATH alone. */
+static ckpt_status choose_policy(verification *v, const ckpt_model *model, const ckpt_manifest *m,
+                                 passed *out, ckpt_err *err)
 {
-    ckpt_eng_spec_opts opts = {.latent_eps = v->o->latent_eps};
+    const bool own = model == &v->model;
+    ckpt_policy_choice choice;
+    ckpt_status status =
+        ckpt_policy_choose(&out->policy, model, m, own ? v->o->policy : NULL, &choice, err);
+    for (size_t i = 0; i < out->policy.n && own && v->o->solve > 0; i++)
+        out->policy.modules[i].q.solve_factors = (int)v->o->solve;
+    if (status == CKPT_OK && own && v->o->solve > 0 && !out->policy.enabled)
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "--approximate-solve without a quantisation policy: no inverse is made");
+    return status;
+}
+
+static ckpt_status run_model(verification *v, const ckpt_model *model, const ckpt_manifest *m,
+                             const tokens *t, passed *out, ckpt_err *err)
+{
+    ckpt_eng_spec_opts opts = {
+        .latent_eps = v->o->latent_eps, .policy = &out->policy, .quant_report = &out->report};
     ENG(batch) batch = {&t->seq, t->ids, t->labels};
-    ckpt_status status;
+    ckpt_status status = choose_policy(v, model, m, out, err);
+    if (status != CKPT_OK)
+        return status;
     ckpt_eng_init(&out->e, (int)v->tool->g.threads);
     CKPT_CHECK(ENG(network_open)(&out->net, &out->e, model, &opts, true, err));
     out->logits = malloc((size_t)t->n * (size_t)out->net.spec.V * sizeof *out->logits);
@@ -256,6 +278,7 @@ done:
 static void passed_free(passed *p)
 {
     ENG(network_close)(&p->net);
+    ckpt_policy_release(&p->policy);
     ckpt_eng_release(&p->e);
     free(p->logits);
     p->logits = NULL;
@@ -374,6 +397,8 @@ static ckpt_status compare_checkpoint(verification *v, const passed *a, const to
 {
     ckpt_source src = {0};
     ckpt_model model = {0};
+    ckpt_manifest manifest = {0};
+    bool has_manifest = false;
     passed b = {0};
     ckpt_status status;
     ckpt_model_opts bind = {.allow_unknown = v->o->allow_unknown};
@@ -383,7 +408,8 @@ static ckpt_status compare_checkpoint(verification *v, const passed *a, const to
                     .grad_rtol = v->o->grad_rtol >= 0 ? v->o->grad_rtol : 0};
     CKPT_CHECK(ckpt_tool_open(v->tool, &src, v->o->against, -1, err));
     CKPT_CHECK(ckpt_tool_bind(v->tool, &model, &src, &bind, err));
-    status = run_model(v, &model, t, &b, err);
+    CKPT_TRY(ckpt_manifest_load(&src, &manifest, &has_manifest, err), "%s", v->o->against);
+    status = run_model(v, &model, has_manifest ? &manifest : NULL, t, &b, err);
     if (status != CKPT_OK) {
         ckpt_tool_frame(err, v->o->against);
         goto done;
@@ -406,6 +432,7 @@ static ckpt_status compare_checkpoint(verification *v, const passed *a, const to
     show_comparison(v, &c, v->o->against);
 done:
     passed_free(&b);
+    ckpt_manifest_release(&manifest);
     ckpt_model_release(&model);
     ckpt_source_close(&src);
     return status;
@@ -526,6 +553,24 @@ done:
 
 /* ---- result ---------------------------------------------------------------------------------- */
 
+static void show_policy(verification *v, const passed *p)
+{
+    const ckpt_quant_report *r = &p->report;
+    ckpt_jw *w = &v->tool->json;
+    if (!v->tool->g.json) {
+        printf("quantisation policy %s\n", ckpt_policy_summary(&v->tool->arena, &p->policy));
+        if (v->o->solve > 0)
+            printf("approximate inverse, %lld factors: largest error %.3g, residual %.3g\n",
+                   (long long)v->o->solve, r->inverse_error, r->inverse_residual);
+        return;
+    }
+    ckpt_policy_json(w, &p->policy);
+    if (v->o->solve > 0) {
+        ckpt_jw_real(w, "inverse_error", r->inverse_error);
+        ckpt_jw_real(w, "inverse_residual", r->inverse_residual);
+    }
+}
+
 static ckpt_status show_run(verification *v, const passed *p, const tokens *t, ckpt_err *err)
 {
     uint8_t digest[CKPT_SHA256_LEN];
@@ -546,6 +591,8 @@ static ckpt_status show_run(verification *v, const passed *p, const tokens *t, c
             ckpt_jw_real(w, "mtp_loss", p->run.mtp_loss);
         ckpt_jw_string(w, "logits_digest", hex);
         ckpt_jw_u64(w, "tokens", (uint64_t)t->n);
+        if (p->policy.enabled)
+            show_policy(v, p);
         ckpt_jw_open(w, "grad_norms", '{');
     } else if (ckpt_tool_text(v->tool)) {
         printf("%lld tokens in %lld sequences: loss %.8f, logits sha256 %s\n", (long long)t->n,
@@ -553,6 +600,8 @@ static ckpt_status show_run(verification *v, const passed *p, const tokens *t, c
         if (p->net.spec.mtp_layers > 0)
             printf("multi-token prediction: loss %.8f with its share %g\n", p->run.mtp_loss,
                    p->run.mtp_coef);
+        if (p->policy.enabled)
+            show_policy(v, p);
     }
     for (size_t i = 0; i < p->net.n_params; i++) {
         if (!has_gradient(p, &p->net.params[i]))
@@ -594,7 +643,7 @@ ckpt_status ckpt_verify_forward(verification *v, ckpt_err *err)
         status = fixed_tokens(&t, V > 0 ? V : 1, err);
     }
     CKPT_CHECK(status);
-    status = run_model(v, &v->model, &t, &p, err);
+    status = run_model(v, &v->model, v->has_manifest ? &v->manifest : NULL, &t, &p, err);
     if (status != CKPT_OK) {
         ckpt_tool_frame(err, v->path);
         goto done;

@@ -94,8 +94,10 @@ static ckpt_eng_rope read_rope(reader *r, int64_t dim, bool interleaved)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static void read_kda(reader *r, ckpt_eng_spec *s, int64_t i, ckpt_eng_linattn *b)
+static void read_kda(reader *r, ckpt_eng_spec *s, const ckpt_eng_spec_opts *o, int64_t i,
+                     ckpt_eng_linattn *b)
 {
+    const ckpt_quant *quant = o != NULL ? ckpt_policy_of(o->policy, (int)i) : NULL;
     b->delta.rule = CKPT_ENG_KDA;
     b->delta.H = b->delta.HV = size_of(r, "kda_heads");
     b->delta.K = size_of(r, "kda_key_dim");
@@ -106,6 +108,8 @@ static void read_kda(reader *r, ckpt_eng_spec *s, int64_t i, ckpt_eng_linattn *b
     b->bound = flag(r, "kda_safe_gate") ? number_or(r, "kda_lower_bound", 0) : 0;
     b->act = CKPT_ENG_SIGMOID;
     b->eps = s->eps;
+    b->quant = quant != NULL && quant->enabled ? quant : NULL;
+    b->quant_report = o != NULL ? o->quant_report : NULL;
 }
 
 static void read_gdn(reader *r, ckpt_eng_spec *s, bool second, ckpt_eng_linattn *b)
@@ -188,7 +192,7 @@ static ckpt_status read_block(reader *r, ckpt_eng_spec *s, const ckpt_eng_spec_o
     case 'K':
         b->kind = CKPT_ENG_LINATTN;
         b->u.linattn.D = s->H;
-        read_kda(r, s, i, &b->u.linattn);
+        read_kda(r, s, o, i, &b->u.linattn);
         break;
     case 'G':
     case 'g':

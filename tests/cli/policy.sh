@@ -1,0 +1,94 @@
+# Quantisation policies: forward with rules, what a disabled one changes (nothing), refusals by name;
+# training with one, saving it in every container, going on from there bit for bit.
+model=$FIXTURES/hf/kimi_linear_tiny
+data=$FIXTURES/fla/corpus.txt
+fp8='{"num_bits":[4,3],"type":"dynamic","axis":[0,1,2]}'
+nvfp4='{"num_bits":[2,1],"type":"dynamic","block_sizes":{"-1":16,"type":"dynamic","scale_bits":[4,3]}}'
+rules() { # HANDLE-PATTERN CFG
+    echo "{\"quant_cfg\":[{\"quantizer_name\":\"*\",\"enable\":false},
+        {\"quantizer_name\":\"$1\",\"cfg\":$2}],
+        \"linear_attention\":[{\"module_name\":\"model.layers.*.self_attn\",\"cfg\":{\"backend\":\"matmul\"}}]}"
+}
+rules '*linear_attn_sites.*' "$fp8" >fp8.json
+rules '*_w_quantizer' "$nvfp4" >nvfp4.json
+echo '{"quant_cfg":[{"quantizer_name":"*","enable":false}]}' >off.json
+echo '{"linear_attention":[{"module_name":"*","cfg":{"backend":"matmul","elementwise":{"output_add":"float32"}}}]}' >exact.json
+
+# Disabled: the ordinary path, bit for bit. Exact: another order of sums. FP8: another model.
+rc 0 verify --forward "$model" --policy off.json --against "$model"
+out 'bit-identical'
+no_out 'quantisation policy'
+rc 0 verify --forward "$model" --policy exact.json --against "$model" --rtol 1e-5 --grad-rtol 1e-3
+out 'quantisation policy [0-9a-f]{12}… on 3 of 3 KDA modules'
+no_out 'bit-identical'
+rc 1 verify --forward "$model" --policy fp8.json --against "$model" --rtol 1e-5 --grad-rtol 1e-3
+rc 0 verify --forward "$model" --policy exact.json --approximate-solve 6
+out 'approximate inverse, 6 factors: largest error [0-9.]+e-0'
+rc 0 verify --forward "$model" --policy exact.json --approximate-solve 1 --json
+out '"inverse_error":0\.[0-9]+,"inverse_residual":0'
+
+# Refused, by name.
+rc 2 verify "$model" --policy off.json
+err '--policy needs --forward'
+rc 2 verify --forward "$model" --policy off.json --approximate-solve 2
+err 'without a quantisation policy'
+rc 5 verify --forward "$model" --policy absent.json
+err 'absent.json: No such file'
+echo '{' >broken.json
+rc 3 verify --forward "$model" --policy broken.json
+err 'broken.json'
+one_line
+rules '*kda_u_quantizer' "$fp8" >handle.json
+rc 4 verify --forward "$model" --policy handle.json
+err "handle.json: quant_cfg\[1\]: no handle '\*kda_u_quantizer'"
+rc 4 verify --forward "$FIXTURES/hf/llama_tiny_tied" --policy exact.json
+err "no KDA module '\*'"
+rc 4 train --resume "$model" --policy fp8.json --data "$data" --batch 2 --seq-len 32 --steps 1 --launch 2 --cp 2
+err 'a quantisation policy with context parallelism \(cp 2\)'
+rc 4 train --resume "$model" --policy nvfp4.json --data "$data" --batch 2 --seq-len 32 --steps 1 --launch 2 --tp 2
+err 'with NVFP4 and tensor parallelism \(tp 2\)'
+
+# Saved, converted, resumed: the next loss is the same number, whatever held the policy meanwhile.
+loss() { grep -o '"loss":[0-9.]*' "$1/metrics.jsonl" | tail -1; }
+rc 0 train --resume "$model" --policy fp8.json --data "$data" --batch 1 --seq-len 70 --lr 1e-3 --steps 1 --save a
+err 'quantisation policy'
+rc 0 train --resume a --data "$data" --steps 2 --save next
+want=$(loss next)
+[ -n "$want" ] || fail "no loss"
+rc 0 convert a b --to torch_dist --layout megatron --tp 2
+rc 0 convert b c.h5
+rc 0 convert c.h5 d --to safetensors --layout hf
+rc 0 convert a e --to torch --layout keep
+for x in b c.h5 d e; do
+    rc 0 train --resume $x --data "$data" --steps 2 --save from.$x
+    err 'quantisation policy'
+    [ "$(loss from.$x)" = "$want" ] || fail "from $x: $(loss from.$x), not $want"
+done
+# Without any manifest the containers themselves say so.
+rc 0 convert a m --to mp_rank --layout megatron --optimizer drop
+rc 0 convert m n --to torch_dist
+rm -f b/iter_*/ckpt.manifest.json n/iter_*/ckpt.manifest.json
+rc 0 convert b f --to safetensors --layout hf
+rc 0 convert n g --to safetensors --layout hf
+rm -f f/ckpt.manifest.json g/ckpt.manifest.json
+for x in b f g; do
+    rc 0 verify --forward $x
+    out 'quantisation policy [0-9a-f]{12}… on 3 of 3'
+done
+rc 0 inspect f
+out 'kda_quant_policy|quantisation policy'
+
+# Other rules are a change of the run; a text that was touched is no policy.
+rc 2 train --resume a --policy off.json --data "$data" --steps 2
+err '--policy is not what it was; --change'
+rc 0 train --resume a --policy fp8.json --data "$data" --steps 2
+rc 0 train --resume a --policy off.json --data "$data" --steps 2 --change --save off
+no_err 'quantisation policy'
+rc 0 verify --forward off
+no_out 'quantisation policy'
+rc 2 train --resume off --policy fp8.json --data "$data" --steps 3
+sed -i 's/"kda_quant_policy_sha256":"./"kda_quant_policy_sha256":"x/' g/*.safetensors
+rc 3 verify --forward g
+err "'kda_quant_policy': its SHA-256 is"
+rc 3 convert g h --to safetensors --layout hf
+absent h
