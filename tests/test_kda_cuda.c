@@ -110,6 +110,24 @@ START_TEST(delta_cuda_refuses_what_it_has_not)
 }
 END_TEST
 
+/* Sequences cut into segments, some of them without a chunk. */
+START_TEST(kda_cuda_segments_match_recurrence)
+{
+    kda_case c = {
+        .type = _i & 1 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32,
+        .D = _i & 2 ? 128 : 64,
+        .safe = true,
+        .states = true,
+        .H = 1,
+        .g_low = -0.05,
+        .N = 2,
+        .cu = {0, 210, 250},
+        .segments = 3,
+    };
+    run_case(&c);
+}
+END_TEST
+
 START_TEST(kda_cuda_nothing_is_nothing)
 {
     kda_case c = {.type = CKPT_CUDA_BF16, .D = 64, .H = 1};
@@ -156,6 +174,7 @@ Suite *suite_kda_cuda(void)
                         (int)(sizeof lengths / sizeof *lengths));
     tcase_add_loop_test(t, delta_cuda_rule_matches_recurrence, 0,
                         3 * (int)(sizeof rules / sizeof *rules));
+    tcase_add_loop_test(t, kda_cuda_segments_match_recurrence, 0, 4);
     tcase_add_test(t, delta_cuda_refuses_what_it_has_not);
     tcase_add_test(t, kda_cuda_nothing_is_nothing);
     tcase_add_test(t, kda_cuda_refuses_what_it_has_not);

@@ -20,7 +20,23 @@ struct shape {
     int64_t chunks, tiles; /* tiles: chunks x heads */
     bool uniform;
     int size; /* bytes of an element */
+    int segs, units;
 };
+
+/* Segments that a sequence is cut into: what the card still holds, if that makes the two passes pay and
+ * leaves every segment eight chunks. */
+int segments_of(const ckpt_cuda_kda *d, const shape &s)
+{
+    if (d->segments > 0)
+        return d->segments;
+    const int64_t blocks = d->N * d->H * (d->D / (2 * VS)), chunks = d->N > 0 ? s.chunks / d->N : 0;
+    if (blocks == 0 || d->type != CKPT_CUDA_BF16)
+        return 1;
+    int64_t n = s.units / blocks;
+    if (n > chunks / 8)
+        n = chunks / 8;
+    return n < 4 ? 1 : n > 64 ? 64 : (int)n;
+}
 
 ckpt_status measure(const ckpt_cuda_kda *d, shape *s, ckpt_err *err)
 {
@@ -36,6 +52,8 @@ ckpt_status measure(const ckpt_cuda_kda *d, shape *s, ckpt_err *err)
                          (long long)d->H);
     if (d->g_bf16 && d->type != CKPT_CUDA_BF16)
         return ckpt_fail(err, CKPT_E_USAGE, "kda: decays in bf16 beside values in f32");
+    if (d->segments < 0 || d->segments > 64)
+        return ckpt_fail(err, CKPT_E_USAGE, "kda: %d segments, which can be 1 to 64", d->segments);
     if (d->N > 0 && d->cu[0] != 0)
         return ckpt_fail(err, CKPT_E_USAGE, "kda: sequence offsets do not start at 0");
     s->size = d->type == CKPT_CUDA_BF16 ? 2 : 4;
@@ -54,6 +72,8 @@ ckpt_status measure(const ckpt_cuda_kda *d, shape *s, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "kda: %lld chunks of %lld heads are more than one call takes",
                          (long long)s->chunks, (long long)d->H);
+    s->units = multiprocessors();
+    s->segs = segments_of(d, *s);
     return CKPT_OK;
 }
 
@@ -85,6 +105,13 @@ void divide(const ckpt_cuda_kda *d, const shape &s, bool back, arena *a, args *p
     if (!s.uniform) {
         p->table = (const chunk_at *)a->take((size_t)s.chunks * sizeof(chunk_at));
         p->first = (const int *)a->take((size_t)(d->N + 1) * sizeof(int));
+    }
+    if (s.segs > 1) {
+        const size_t piece = (size_t)(d->N * d->H * s.segs) * D * D * sizeof(float);
+        p->compose = (float *)a->take(2 * piece);
+        p->begin = (float *)a->take(piece);
+        p->d_compose = back ? (float *)a->take(piece) : nullptr;
+        p->d_end = back ? (float *)a->take(piece) : nullptr;
     }
     if (!back)
         return;
@@ -121,7 +148,7 @@ ckpt_status run(const ckpt_cuda_kda *d, const shape &s, const args &p, bool back
         if (status != CKPT_OK)
             return status;
     }
-    const plan how = {s.tiles, d->N, (int)d->D, back, d->safe, stream};
+    const plan how = {s.tiles, d->N, (int)d->D, s.units, back, d->safe, stream};
     return d->type == CKPT_CUDA_BF16 ? run_bf16(how, p, err) : run_f32(how, p, err);
 }
 
@@ -143,6 +170,8 @@ args begin(const ckpt_cuda_kda *d, const extra &x, const shape &s, const ckpt_cu
     p.per_seq = s.uniform ? (int)((p.seq_len + C - 1) / C) : 0;
     p.scale = (float)(d->scale != 0 ? d->scale : 1 / std::sqrt((double)d->D));
     p.g_bf16 = d->g_bf16;
+    p.segs = s.segs;
+    p.heads = (int)(d->N * d->H);
     return p;
 }
 

@@ -42,6 +42,7 @@ typedef struct ckpt_cuda_kda {
     bool safe;         /* g >= -5 everywhere: diagonal tiles run on tensor cores. With a stronger
                           decay than that the result would overflow, so the caller must know */
     bool g_bf16;       /* only with type bf16 */
+    int segments; /* pieces of a sequence that are scanned at once, 1 .. 64; 0 = what fits the card */
 } ckpt_cuda_kda;
 
 typedef struct ckpt_cuda_kda_in {

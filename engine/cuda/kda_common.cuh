@@ -38,8 +38,13 @@ struct args {
     int per_seq, H; /* chunks of a sequence without table */
     int HQ, G;      /* heads of q and k; heads of v that share one */
     float scale;
-    int stages;            /* buffers of a scan */
-    bool g_bf16, resident; /* resident: shared memory holds all operands of the gradient kernel */
+    /* Segments of a sequence, when there are several: the affine map [D, 2 D] of each, S_ext beside M, what
+     * each adds to the gradient of its first state, its first state and the gradient of its last [D, D]. */
+    float *compose, *d_compose, *begin, *d_end;
+    int segs, heads;         /* heads: of all sequences */
+    int forward;             /* blocks of a scan that run forward */
+    int stages, back_stages; /* buffers of a scan */
+    bool g_bf16, resident;   /* resident: shared memory holds all operands of the gradient kernel */
 };
 
 /* The part of a chunk that all columns of the state share, as it lies in shared memory: padded rows, so
@@ -76,12 +81,13 @@ DEV chunk_at find_chunk(const args &p, int c)
     return r;
 }
 
-/* Rows of w elements from global (row stride gs) to shared memory (row stride ls), asynchronously. */
+/* Rows of w elements from global (row stride gs) to shared memory (row stride ls), asynchronously: by each group of
+ * THREADS threads its own. */
 template <class E, int THREADS>
 DEV void fetch(E *to, int ls, const E *from, int64_t gs, int rows, int w, int valid)
 {
     const int per = w / vec<E>::n;
-    for (int i = (int)threadIdx.x; i < rows * per; i += THREADS) {
+    for (int i = (int)threadIdx.x % THREADS; i < rows * per; i += THREADS) {
         const int r = i / per, c = i % per * vec<E>::n;
         copy_async(to + r * ls + c, from + (r < valid ? r : 0) * gs + c, r < valid);
     }
@@ -91,7 +97,7 @@ template <class E, int THREADS>
 DEV void flush(E *to, int64_t gs, const E *from, int ls, int rows, int w)
 {
     const int per = w / vec<E>::n;
-    for (int i = (int)threadIdx.x; i < rows * per; i += THREADS) {
+    for (int i = (int)threadIdx.x % THREADS; i < rows * per; i += THREADS) {
         const int r = i / per, c = i % per * vec<E>::n;
         store16(to + r * gs + c, load16(from + r * ls + c));
     }

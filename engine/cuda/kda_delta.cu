@@ -120,7 +120,7 @@ ckpt_status understand(const ckpt_cuda *c, const ckpt_cuda_delta *d, problem *p,
         return ckpt_fail(err, CKPT_E_USAGE, "delta rule on CUDA: gates of type %d beside %d",
                          (int)d->gates, (int)c->type);
     const int64_t D = d->K > 64 || d->V > 64 ? 128 : 64;
-    p->kda = ckpt_cuda_kda{c->type, d->N, d->HV, D, d->cu, d->scale, d->safe, false};
+    p->kda = ckpt_cuda_kda{c->type, d->N, d->HV, D, d->cu, d->scale, d->safe, false, 0};
     if (d->scale == 0)
         p->kda.scale = 1 / sqrt((double)d->K);
     const ckpt_status status = ckpt_cuda_kda_bytes(&p->kda, &p->forward, &p->backward, err);

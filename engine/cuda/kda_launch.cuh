@@ -49,35 +49,70 @@ template <class E, int D> struct runner {
                       PREP_THREADS, p.kb ? prep_memory<E, D>::bytes_kb : prep_memory<E, D>::bytes,
                       p, how.stream, err);
     }
-    template <class K> ckpt_status serial(const char *name, K *kernel, ckpt_err *err) const
+    /* One scan, of which `forward` blocks go forward and `back` blocks go back. */
+    template <int W, scan_mode MODE> ckpt_status serial(int columns, bool back, ckpt_err *err) const
     {
-        typedef scan_memory<E, D> M;
+        typedef scan_memory<E, D, W, MODE == OUT> F;
+        typedef scan_memory<E, D, W, true> B;
+        auto *kernel = scan<E, D, W, MODE>;
         int limit = 0;
         const ckpt_status status = room(kernel, 0, &limit, err);
         if (status != CKPT_OK)
             return status;
         args with = p;
-        with.stages = M::most > 1 && M::bytes(M::most) > limit ? M::most - 1 : M::most;
-        return launch(name, kernel, how.N * p.H * (D / VS), SCAN_THREADS, M::bytes(with.stages),
-                      with, how.stream, err);
+        with.stages = F::stages(limit);
+        with.back_stages = B::stages(limit);
+        const int64_t pieces = how.N * p.H * p.segs;
+        const int64_t forward = pieces * (columns / (VS * W)),
+                      all = forward + (back ? pieces * (D / (VS * W)) : 0);
+        with.forward = (int)forward;
+        const int f = F::bytes(with.stages), b = back ? B::bytes(with.back_stages) : 0;
+        return launch(MODE == COMPOSE ? "compose" : "scan", kernel, all, F::TH, f > b ? f : b, with,
+                      how.stream, err);
+    }
+    /* Wide blocks read a chunk for more columns: better as soon as narrow ones do not all run at once. */
+    bool wide(int64_t narrow) const
+    {
+        if (sizeof(E) == 4)
+            return false;
+        if (variant("narrow"))
+            return false;
+        return variant("wide") || narrow > how.units;
+    }
+    template <scan_mode MODE> ckpt_status scans(int columns, bool back, ckpt_err *err) const
+    {
+        const int64_t narrow = how.N * p.H * p.segs * ((columns + (back ? D : 0)) / VS);
+        if constexpr (sizeof(E) == 2)
+            if (wide(narrow))
+                return serial<2, MODE>(columns, back, err);
+        return serial<1, MODE>(columns, back, err);
+    }
+    ckpt_status states(ckpt_err *err) const
+    {
+        if (p.segs == 1)
+            return CKPT_OK;
+        ckpt_status status = scans<COMPOSE>(2 * D, how.back, err);
+        if (status == CKPT_OK)
+            status = launch("merge", merge<D>, (how.back ? 2 : 1) * p.heads * (D / MERGE_COLUMNS),
+                            GROUP, D * MERGE_COLUMNS * 4, p, how.stream, err);
+        return status;
     }
     ckpt_status forward(ckpt_err *err) const
     {
         ckpt_status status = how.tiles > 0 ? prepare(err) : CKPT_OK;
         if (status == CKPT_OK && how.N > 0)
-            status = serial("scan", scan<E, D, false>, err);
+            status = states(err);
+        if (status == CKPT_OK && how.N > 0)
+            status = scans<OUT>(D, false, err);
         return status;
     }
     ckpt_status backward(ckpt_err *err)
     {
-        ckpt_status status = CKPT_OK;
-        if (how.tiles > 0) {
-            status = prepare(err);
-            if (status == CKPT_OK)
-                status = serial("scan", scan<E, D, true>, err);
-        }
+        ckpt_status status = how.tiles > 0 ? prepare(err) : CKPT_OK;
         if (status == CKPT_OK && how.N > 0)
-            status = serial("scan_back", scan_back<E, D>, err);
+            status = states(err);
+        if (status == CKPT_OK && how.N > 0)
+            status = scans<KEEP>(D, true, err);
         if (status != CKPT_OK || how.tiles == 0)
             return status;
         if constexpr (sizeof(E) == 2)

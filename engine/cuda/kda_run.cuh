@@ -13,7 +13,7 @@ namespace kda
 
 struct plan {
     int64_t tiles, N; /* tiles: chunks x heads */
-    int D;
+    int D, units;     /* units: multiprocessors of the card */
     bool back, safe;
     device_stream stream;
 };

@@ -24,6 +24,10 @@ template <class K> ckpt_status room(K *, int, int *limit, ckpt_err *)
     *limit = emulated_shared_memory;
     return CKPT_OK;
 }
+inline int multiprocessors()
+{
+    return 132;
+}
 inline void upload(void *to, const void *from, size_t bytes, device_stream)
 {
     std::memcpy(to, from, bytes);
@@ -54,6 +58,15 @@ template <class K> ckpt_status room(K *kernel, int bytes, int *limit, ckpt_err *
     if (e != cudaSuccess)
         return ckpt_fail(err, CKPT_E_IO, "kda: shared memory: %s", cudaGetErrorString(e));
     return CKPT_OK;
+}
+/* Of the current card; 1 when it does not say. */
+inline int multiprocessors()
+{
+    int device = 0, n = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return 1;
+    return n;
 }
 inline void upload(void *to, const void *from, size_t bytes, device_stream s)
 {

@@ -30,6 +30,7 @@ typedef struct kda_case {
     ckpt_cuda_rule rule;
     ckpt_cuda_type gates;
     int HV, K, V; /* 0 = H, D, D */
+    int segments;
 } kda_case;
 
 enum {
@@ -176,8 +177,13 @@ static inline ckpt_status kda_make(const kda_case *c, kda_run *r, ckpt_err *err)
                   ng = T * HV * (gdn ? 1 : K), ne = T * HV * (gdn2 ? K : 1), nw = gdn2 ? nv : 0,
                   s = (int64_t)c->N * HV * K * V;
     *r = (kda_run){.T = T};
-    r->d = (ckpt_cuda_kda){
-        .type = c->type, .N = c->N, .H = c->H, .D = c->D, .cu = c->cu, .safe = c->safe};
+    r->d = (ckpt_cuda_kda){.type = c->type,
+                           .N = c->N,
+                           .H = c->H,
+                           .D = c->D,
+                           .cu = c->cu,
+                           .safe = c->safe,
+                           .segments = c->segments};
     r->delta = (ckpt_cuda_delta){.rule = c->rule,
                                  .gates = c->gates,
                                  .safe = c->safe,

@@ -49,9 +49,10 @@ static int check(const kda_case *c, bool reference)
 {
     kda_run r;
     int bad = 0;
-    printf("%-4s D %3d H %2d %-7s %-6s T %5lld in %d:", c->type == CKPT_CUDA_F32 ? "f32" : "bf16",
-           c->D, c->H, c->safe ? "safe" : "general", c->states ? "states" : "",
-           (long long)c->cu[c->N], c->N);
+    static const char *const rule[] = {"KDA", "GDN", "GDN2"};
+    printf("%-4s %s D %3d H %2d %-7s %-6s T %5lld in %d:",
+           c->type == CKPT_CUDA_F32 ? "f32" : "bf16", rule[c->rule], c->D, c->H,
+           c->safe ? "safe" : "general", c->states ? "states" : "", (long long)c->cu[c->N], c->N);
     if (kda_make(c, &r, &err) != CKPT_OK) {
         printf(" %s\n", err.text);
         return 1;
@@ -73,6 +74,42 @@ static int check(const kda_case *c, bool reference)
     printf("\n");
     fflush(stdout);
     kda_free(&r);
+    return bad;
+}
+
+/* What delta.h copies, and sequences cut into segments. */
+static int check_rules(bool small, int *cases)
+{
+    static const kda_case rules[] = {
+        {.rule = CKPT_CUDA_RULE_GDN, .H = 2,  .HV = 4,      .D = 128,     .g_low = -1},
+        {                          .rule = CKPT_CUDA_RULE_GDN2,                    .H = 2, .HV = 2,     .D = 128, .safe = true, .g_low = -5},
+        {                          .rule = CKPT_CUDA_RULE_GDN2,                    .H = 1, .HV = 2,      .D = 96,  .g_low = -2           },
+        { .rule = CKPT_CUDA_RULE_KDA,                   .H = 1,                   .HV = 2,     .K = 48,  .V = 112,            .g_low = -4},
+        { .rule = CKPT_CUDA_RULE_KDA,                   .H = 1,                   .HV = 3, .D = 64,  .safe = true,            .g_low = -5},
+    };
+    int bad = 0;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        for (int type = 0; type < 3; type++) {
+            kda_case c = rules[i];
+            c.type = type ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
+            c.gates = type == 2 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
+            c.delta = c.states = true;
+            c.N = 2;
+            c.cu[1] = 66;
+            c.cu[2] = small ? 83 : 400;
+            bad += check(&c, !small);
+            ++*cases;
+        }
+    for (int segments = 2; segments < 12; segments += 3)
+        for (int D = 64; D <= 128; D += 64) {
+            kda_case c = {.type = CKPT_CUDA_BF16, .D = D, .H = 2, .g_low = -0.02, .N = 2};
+            c.safe = c.states = true;
+            c.segments = segments;
+            c.cu[1] = 40;
+            c.cu[2] = small ? 300 : 1500;
+            bad += check(&c, !small);
+            ++*cases;
+        }
     return bad;
 }
 
@@ -108,6 +145,7 @@ static int check_all(bool small)
                     cases++;
                 }
             }
+    bad += check_rules(small, &cases);
     printf("%d cases, %d problems\n", cases, bad);
     return bad != 0 || cases == 0;
 }

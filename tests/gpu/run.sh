@@ -5,14 +5,14 @@
 #   tests/gpu/run.sh build/ops_gpu ops     the pointwise and row operations, of `make ops_gpu`
 #   tests/gpu/run.sh build/attn_gpu attn kernels torch   products and attention, of `make attn_gpu`
 #
-# Parts: parity memcheck racecheck initcheck times profile fla; all by default. FLA's wheels are looked
+# Parts: parity memcheck racecheck initcheck times variants profile fla; all by default. FLA's wheels are looked
 # for in the directory $WHEELS. Exit 1 when a part failed; a part that cannot run says so.
 set -uo pipefail
 program=$(readlink -f "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 shift
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(parity memcheck racecheck initcheck times profile fla)
+[ ${#parts[@]} -gt 0 ] || parts=(parity memcheck racecheck initcheck times variants profile fla)
 failed=()
 
 sanitizer() {
@@ -21,10 +21,19 @@ sanitizer() {
 }
 times() {
     "$program" time 8192 32 128 && "$program" time 8192 32 128 general &&
-        "$program" time 1024 4 64 && "$program" time 8192 8 128 && "$program" time 2048 4 128 f32
+        "$program" time 1024 4 64 && "$program" time 8192 8 128 && "$program" time 65536 4 128 &&
+        "$program" time 2048 4 128 f32
+}
+# Older kernels beside the chosen ones (CKPT_KDA names them).
+variants() {
+    local v
+    for v in none narrow wide grads; do
+        echo "CKPT_KDA=$v"
+        CKPT_KDA=$v "$program" time 8192 32 128 && CKPT_KDA=$v "$program" time 8192 8 128 || return 1
+    done
 }
 profile() {
-    ncu --clock-control none --launch-skip 118 --launch-count 6 --metrics \
+    ncu --clock-control none --launch-skip 118 --launch-count 5 --metrics \
         "gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,\
 dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active" \
         "$program" time 8192 32 128 2>&1 | grep -E 'kda|duration|throughput|warps_active'
@@ -69,6 +78,7 @@ for part in "${parts[@]}"; do
         if command -v compute-sanitizer >/dev/null; then sanitizer "$part"; else echo "SKIP no compute-sanitizer"; fi
         ;;
     times) times ;;
+    variants) variants ;;
     profile) if command -v ncu >/dev/null; then profile; else echo "SKIP no ncu"; fi ;;
     ops)
         "$program" check && "$program" time &&
