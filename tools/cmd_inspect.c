@@ -1,6 +1,7 @@
 /* ckpt inspect: what a checkpoint is and what it holds. Reads headers only, unless --stats or
  * --head ask for values. */
 #include "numbers.h"
+#include "quant_policy.h"
 #include "tool.h"
 
 #include <stdlib.h>
@@ -258,6 +259,8 @@ static void print_summary(inspection *in)
     if (m->layout != NULL && m->tags != NULL && *m->tags != '\0')
         field(in, "choices", ckpt_clean(arena, m->tags));
     field(in, "mesh", ckpt_tool_mesh(arena, &m->mesh));
+    if (ckpt_policy_shown(arena, &in->src) != NULL)
+        field(in, "policy", ckpt_policy_shown(arena, &in->src));
     if (in->src.iteration >= 0)
         printf("%s%-11s%s %lld\n", ckpt_paint_on(in->tool->color, CKPT_BOLD), "iteration",
                ckpt_paint_off(in->tool->color), (long long)in->src.iteration);

@@ -74,6 +74,19 @@ done:
     return status;
 }
 
+const char *ckpt_policy_shown(ckpt_arena *arena, const ckpt_source *src)
+{
+    const char *text = NULL;
+    char hex[65];
+    ckpt_err why = {0};
+    if (ckpt_policy_stored(src, NULL, &text, &why) != CKPT_OK)
+        return "quantisation, damaged";
+    if (text == NULL)
+        return NULL;
+    ckpt_policy_digest(text, hex);
+    return ckpt_arena_printf(arena, "quantisation, sha256 %s", hex);
+}
+
 const char *ckpt_policy_summary(ckpt_arena *arena, const ckpt_policy *p)
 {
     size_t n = 0;

@@ -18,6 +18,8 @@ typedef struct ckpt_policy_choice {
 ckpt_status ckpt_policy_choose(ckpt_policy *p, const ckpt_model *model, const ckpt_manifest *m,
                                const char *path, ckpt_policy_choice *choice,
                                ckpt_err *err) CKPT_MUST_USE;
+/* "quantisation, sha256 0123…" of what the container itself carries, or NULL. */
+const char *ckpt_policy_shown(ckpt_arena *arena, const ckpt_source *src);
 /* "0123456789ab… on 3 of 3 KDA modules" */
 const char *ckpt_policy_summary(ckpt_arena *arena, const ckpt_policy *p);
 /* Members "quant_policy": {digest, modules, enabled} of a document. */

@@ -76,7 +76,7 @@ for x in b f g; do
     out 'quantisation policy [0-9a-f]{12}… on 3 of 3'
 done
 rc 0 inspect f
-out 'kda_quant_policy|quantisation policy'
+out '^policy +quantisation, sha256 [0-9a-f]{64}$'
 
 # Other rules are a change of the run; a text that was touched is no policy.
 rc 2 train --resume a --policy off.json --data "$data" --steps 2
@@ -92,3 +92,5 @@ rc 3 verify --forward g
 err "'kda_quant_policy': its SHA-256 is"
 rc 3 convert g h --to safetensors --layout hf
 absent h
+rc 0 inspect g
+out '^policy +quantisation, damaged'
