@@ -12,8 +12,9 @@ static ckpt_err err;
 START_TEST(attn_cuda_matches_engine)
 {
     ops_run o;
-    ops_open(&o, _i & 1 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32, 1);
-    attn_run(&o, &attn_cases[_i / 2], false);
+    ops_open(&o, _i % 3 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32, 1);
+    attn_run(&o, &attn_cases[_i / 3], _i % 3 == 2 ? CKPT_CUDA_ATTEND_GROUP : CKPT_CUDA_ATTEND_WARP,
+             false);
     ops_close(&o);
     ck_assert_msg(!o.said[0], "%s", o.said);
 }
@@ -66,6 +67,11 @@ START_TEST(attn_cuda_refuses_what_it_has_not)
                      CKPT_E_USAGE);
     ck_assert_str_eq(err.text, "attention backward on CUDA: workspace of 0 bytes, needs 12 for 1 "
                                "rows of 3 heads");
+    a.kind = CKPT_CUDA_ATTEND_GROUP;
+    ck_assert_int_eq(ckpt_cuda_attend(&c, &a, &seq, x, x, x, x, x, &err), CKPT_E_UNSUPPORTED);
+    ck_assert_str_eq(err.text, "attention on CUDA: kernels of sm_90 for bf16, on another card or "
+                               "type");
+    a.kind = CKPT_CUDA_ATTEND_BEST;
     c.type = (ckpt_cuda_type)5;
     ck_assert_int_eq(ckpt_cuda_attend(&c, &a, &seq, x, x, x, x, x, &err), CKPT_E_UNSUPPORTED);
 }
@@ -78,7 +84,7 @@ Suite *suite_attn_cuda(void)
     TCase *t = tcase_create("emulated");
     tcase_set_timeout(t, 240);
     tcase_add_loop_test(t, attn_cuda_matches_engine, 0,
-                        2 * (int)(sizeof attn_cases / sizeof *attn_cases));
+                        3 * (int)(sizeof attn_cases / sizeof *attn_cases));
     tcase_add_test(t, attn_cuda_many_sequences);
     tcase_add_test(t, attn_cuda_refuses_what_it_has_not);
     suite_add_tcase(s, t);

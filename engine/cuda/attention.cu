@@ -13,6 +13,27 @@ template <> ckpt_status attend_backward<float>(const att_call *, int, int, ckpt_
 namespace
 {
 
+/* Whether the card has warpgroup products, and the type their kernels. */
+bool has_groups(const ckpt_cuda *c)
+{
+    if (c->type != CKPT_CUDA_BF16)
+        return false;
+#ifdef CKPT_CUDA_EMULATE
+    return true;
+#else
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+               cudaSuccess &&
+           major == 9;
+#endif
+}
+/* BEST is WARP until GROUP has been seen right and faster on a card. */
+bool by_group(const ckpt_cuda *, const ckpt_cuda_attention *a)
+{
+    return a->kind == CKPT_CUDA_ATTEND_GROUP;
+}
+
 ckpt_status check(const ckpt_cuda *c, const ckpt_cuda_attention *a, const ckpt_cuda_seq *seq,
                   ckpt_err *err)
 {
@@ -32,6 +53,9 @@ ckpt_status check(const ckpt_cuda *c, const ckpt_cuda_attention *a, const ckpt_c
             (long long)seq->tokens, (long long)seq->n, (long long)a->rows, (long long)a->n_parts);
     if (seq->tokens > INT32_MAX || seq->n > INT32_MAX || a->rows > INT32_MAX)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "attention on CUDA: sizes above 2^31");
+    if (a->kind == CKPT_CUDA_ATTEND_GROUP && !has_groups(c))
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "attention on CUDA: kernels of sm_90 for bf16, on another card or type");
     return ready("attention", c, 0, err);
 }
 
@@ -81,6 +105,8 @@ ckpt_status ckpt_cuda_attend(const ckpt_cuda *c, const ckpt_cuda_attention *a,
         return CKPT_OK;
     r.p.q = q, r.p.k = k, r.p.v = v, r.p.out = o, r.p.out_lse = lse;
     pad(a, &dk, &dv);
+    if (by_group(c, a))
+        return attend_forward_wg(&r, dk, dv, err);
     return c->type == CKPT_CUDA_BF16 ? attend_forward<bf16>(&r, dk, dv, err)
                                      : attend_forward<float>(&r, dk, dv, err);
 }
@@ -104,6 +130,10 @@ ckpt_status ckpt_cuda_attend_bwd(const ckpt_cuda *c, const ckpt_cuda_attention *
     r.p.q = q, r.p.k = k, r.p.v = v, r.p.o = o, r.p.lse = lse, r.p.d_o = d_o;
     r.p.D = (const float *)c->work, r.p.dq = dq, r.p.dk = dk, r.p.dv = dv;
     pad(a, &pk, &pv);
+    if (by_group(c, a)) {
+        const ckpt_status dots = dots_of<bf16>(&r, err);
+        return dots == CKPT_OK ? attend_backward_wg(&r, pk, pv, err) : dots;
+    }
     return c->type == CKPT_CUDA_BF16 ? attend_backward<bf16>(&r, pk, pv, err)
                                      : attend_backward<float>(&r, pk, pv, err);
 }

@@ -28,6 +28,14 @@ typedef struct ckpt_cuda_part {
     int64_t seq, lo, n, row;
 } ckpt_cuda_part;
 
+/* Kernels to use: WARP, mma.sync, sm_80 and later, and all f32; GROUP, wgmma, bf16 on sm_90. BEST is the
+ * faster of those the card has. */
+typedef enum ckpt_cuda_attend_kind {
+    CKPT_CUDA_ATTEND_BEST,
+    CKPT_CUDA_ATTEND_WARP,
+    CKPT_CUDA_ATTEND_GROUP
+} ckpt_cuda_attend_kind;
+
 typedef struct ckpt_cuda_attention {
     int64_t N, G;   /* query heads, key/value heads */
     int64_t DK, DV; /* head dims of q and k, of v and o */
@@ -36,6 +44,7 @@ typedef struct ckpt_cuda_attention {
      * the order of tokens (attn.h); keys and values are those of all tokens. */
     const ckpt_cuda_part *parts;
     int64_t n_parts, rows;
+    ckpt_cuda_attend_kind kind;
 } ckpt_cuda_attention;
 
 /* Bytes of c->work that a backward over `rows` query rows of N heads uses; forward uses none. */

@@ -172,6 +172,31 @@ DEV int64_t first_part(const att_args &p, int64_t seq)
     return lo;
 }
 
+/* This warp's 16 rows of dk and dv, of `here` keys from token `from`. */
+template <class E, bool WITH_K, bool WITH_V, int NK, int NV>
+DEV void store_keys(const att_args &p, int64_t from, int group, int64_t here, int m0,
+                    float (&dk)[NK][4], float (&dv)[NV][4])
+{
+    const int g = lane() >> 2, c0 = 2 * (lane() & 3);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = m0 + g + 8 * h;
+        const int64_t to = (from + r) * p.G + group;
+        if (r >= here)
+            continue;
+        if constexpr (WITH_K)
+#pragma unroll
+            for (int n = 0; n < NK; n++)
+                store_two((E *)p.dk + to * p.DK, 8 * n + c0, p.DK, p.even_k, dk[n][2 * h] * p.scale,
+                          dk[n][2 * h + 1] * p.scale);
+        if constexpr (WITH_V)
+#pragma unroll
+            for (int n = 0; n < NV; n++)
+                store_two((E *)p.dv + to * p.DV, 8 * n + c0, p.DV, p.even_v, dv[n][2 * h],
+                          dv[n][2 * h + 1]);
+    }
+}
+
 template <class E, int DK, int DV, bool WITH_K, bool WITH_V>
 KERNEL((bwd_of<E, DK, DV>::threads), 1)
 attend_dkv(att_args p)
@@ -258,23 +283,7 @@ attend_dkv(att_args p)
         }
     }
     copy_wait<0>();
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int r = m0 + g + 8 * h;
-        const int64_t to = (base + j0 + r) * p.G + group;
-        if (r >= here)
-            continue;
-        if constexpr (WITH_K)
-#pragma unroll
-            for (int n = 0; n < NK; n++)
-                store_two((E *)p.dk + to * p.DK, 8 * n + c0, p.DK, p.even_k,
-                          dk[0][n][2 * h] * p.scale, dk[0][n][2 * h + 1] * p.scale);
-        if constexpr (WITH_V)
-#pragma unroll
-            for (int n = 0; n < NV; n++)
-                store_two((E *)p.dv + to * p.DV, 8 * n + c0, p.DV, p.even_v, dv[0][n][2 * h],
-                          dv[0][n][2 * h + 1]);
-    }
+    store_keys<E, WITH_K, WITH_V>(p, base + j0, group, here, m0, dk[0], dv[0]);
 }
 
 } // namespace kda

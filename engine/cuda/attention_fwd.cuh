@@ -18,9 +18,10 @@ template <class E, int DK, int DV> struct fwd_of : att_shape<E, DK, DV> {
     static constexpr int bytes = (q + k + v + left_elements<E>(rows, S::FB)) * (int)sizeof(E);
 };
 
-/* Scores of a tile to weights; keys from j0, this warp's first row is token i of the sequence. */
-template <int MT, int NT, int OT>
-DEV void weigh(float (&s)[MT][NT][4], float (&o)[MT][OT][4], float (&m)[MT][2], float (&l)[MT][2],
+/* Scores of a tile to weights; keys from j0, this warp's first row is token i of the sequence. What was
+ * summed before has to be multiplied by keep. */
+template <int MT, int NT>
+DEV void weigh(float (&s)[MT][NT][4], float (&m)[MT][2], float (&l)[MT][2], float (&keep)[MT][2],
                float scale2, int64_t i, int64_t j0)
 {
     const int g = lane() >> 2, t = 2 * (lane() & 3);
@@ -43,7 +44,8 @@ DEV void weigh(float (&s)[MT][NT][4], float (&o)[MT][OT][4], float (&m)[MT][2], 
                 top = fmaxf(top, fmaxf(s[a][n][2 * h], s[a][n][2 * h + 1]));
             top = fmaxf(top, shuffle_xor(top, 1));
             top = fmaxf(top, shuffle_xor(top, 2));
-            const float keep = ex2((m[a][h] - top) * scale2), shift = top * scale2;
+            keep[a][h] = ex2((m[a][h] - top) * scale2);
+            const float shift = top * scale2;
             float sum = 0;
 #pragma unroll
             for (int n = 0; n < NT; n++)
@@ -53,13 +55,18 @@ DEV void weigh(float (&s)[MT][NT][4], float (&o)[MT][OT][4], float (&m)[MT][2], 
                     sum += s[a][n][e];
                 }
             m[a][h] = top;
-            l[a][h] = l[a][h] * keep + sum;
-#pragma unroll
-            for (int n = 0; n < OT; n++) {
-                o[a][n][2 * h] *= keep;
-                o[a][n][2 * h + 1] *= keep;
-            }
+            l[a][h] = l[a][h] * keep[a][h] + sum;
         }
+}
+template <int MT, int OT> DEV void rescale(float (&o)[MT][OT][4], const float (&keep)[MT][2])
+{
+#pragma unroll
+    for (int a = 0; a < MT; a++)
+#pragma unroll
+        for (int n = 0; n < OT; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                o[a][n][e] *= keep[a][e / 2];
 }
 
 /* m, l of a row are in the four lanes of its group; l is still each lane's own part. */
@@ -117,14 +124,15 @@ attend(att_args p)
     load_tile<B, DK, T>(sk, k, ldk, keys, p.DK, p.wide_k);
     copy_commit();
     for (int64_t j0 = 0; j0 < keys; j0 += B) {
-        float s[MT][B / 8][4];
+        float s[MT][B / 8][4], keep[MT][2];
         copy_wait<0>();
         sync_block(); /* K is there, and the last V is not needed any more */
         load_tile<B, DV, T>(sv, v + j0 * ldv, ldv, keys - j0, p.DV, p.wide_v);
         copy_commit();
         clear(s);
         product<E>::run(s, Row<E>{sq, pitch<E>(DK)}, m0, Row<E>{sk, pitch<E>(DK)}, 0, 0, DK);
-        weigh(s, o, m, l, p.scale2, t.i0 + m0, j0);
+        weigh(s, m, l, keep, p.scale2, t.i0 + m0, j0);
+        rescale(o, keep);
         copy_wait<0>();
         sync_block(); /* V is there, and K is not needed any more */
         if (j0 + B < keys)

@@ -16,6 +16,8 @@ struct att_call {
 };
 
 /* dk, dv: the padded head dims. */
+ckpt_status attend_forward_wg(const att_call *a, int dk, int dv, ckpt_err *err);
+ckpt_status attend_backward_wg(const att_call *a, int dk, int dv, ckpt_err *err);
 template <class E> ckpt_status attend_forward(const att_call *a, int dk, int dv, ckpt_err *err);
 template <class E> ckpt_status attend_backward(const att_call *a, int dk, int dv, ckpt_err *err);
 

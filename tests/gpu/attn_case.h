@@ -55,7 +55,7 @@ static inline void attn_again(ops_run *o, const char *what, kda_array *a)
 }
 
 /* twice: once more, for equal bits. */
-static inline void attn_run(ops_run *o, const attn_case *c, bool twice)
+static inline void attn_run(ops_run *o, const attn_case *c, ckpt_cuda_attend_kind kind, bool twice)
 {
     const ckpt_dtype E = OPS_E(o);
     const int64_t T = c->cu[c->n];
@@ -89,7 +89,8 @@ static inline void attn_run(ops_run *o, const attn_case *c, bool twice)
                                    .scale = c->scale,
                                    .parts = c->n_parts > 0 ? dparts : NULL,
                                    .n_parts = c->n_parts,
-                                   .rows = rows};
+                                   .rows = rows,
+                                   .kind = kind};
     o->c.bytes = ckpt_cuda_attention_work(rows, c->N);
     o->c.work = dev_alloc(o->c.bytes + 256);
     ops_did(o, "reference",

@@ -57,22 +57,24 @@ static const attn_case large[] = {
      .parts = {{0, 128, 128, 0}, {0, 768, 128, 128}}},
 };
 /* clang-format on */
-static int check_attention(ckpt_cuda_type type, bool small)
+static int check_attention(ckpt_cuda_type type, ckpt_cuda_attend_kind kind, bool small)
 {
     ops_run o;
     ops_open(&o, type, 0);
     for (size_t i = 0; i < sizeof attn_cases / sizeof *attn_cases; i++)
-        attn_run(&o, &attn_cases[i], !small);
+        attn_run(&o, &attn_cases[i], kind, !small);
     for (size_t i = 0; !small && i < sizeof large / sizeof *large; i++)
-        attn_run(&o, &large[i], true);
-    return report("attention", &o);
+        attn_run(&o, &large[i], kind, true);
+    return report(kind == CKPT_CUDA_ATTEND_GROUP ? "attention, wgmma" : "attention", &o);
 }
 static int check(bool small)
 {
     int bad = 0;
     for (int type = 0; type < 2; type++) {
         const ckpt_cuda_type t = type ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
-        bad += check_attention(t, small);
+        bad += check_attention(t, CKPT_CUDA_ATTEND_WARP, small);
+        if (type)
+            bad += check_attention(t, CKPT_CUDA_ATTEND_GROUP, small);
         bad += check_products(t, CKPT_CUDA_PRODUCTS_OWN, small);
         bad += check_products(t, CKPT_CUDA_PRODUCTS_BEST, small);
     }
@@ -247,14 +249,18 @@ static int times(void)
         printf("%s\n", err.text);
         return 1;
     }
-    printf("attention, bf16: [sequences x tokens, query/key heads, dims of q/v]\n");
-    bad += time_attention(32, 32, 192, 128, T, 1);
-    bad += time_attention(32, 8, 128, 128, T, 1);
-    bad += time_attention(32, 32, 128, 128, T, 1);
-    bad += time_attention(32, 32, 64, 64, T, 1);
-    bad += time_attention(16, 4, 256, 256, T, 1);
-    bad += time_attention(32, 32, 192, 128, T, 8);
-    bad += time_attention(16, 16, 192, 128, 1024, 1);
+    for (int i = 1; i >= 0; i--) {
+        kind = i ? CKPT_CUDA_ATTEND_GROUP : CKPT_CUDA_ATTEND_WARP;
+        printf("attention, bf16, %s: [sequences x tokens, query/key heads, dims of q/v]\n",
+               i ? "wgmma" : "mma.sync");
+        bad += time_attention(32, 32, 192, 128, T, 1);
+        bad += time_attention(32, 8, 128, 128, T, 1);
+        bad += time_attention(32, 32, 128, 128, T, 1);
+        bad += time_attention(32, 32, 64, 64, T, 1);
+        bad += time_attention(16, 4, 256, 256, T, 1);
+        bad += time_attention(32, 32, 192, 128, T, 8);
+        bad += time_attention(16, 16, 192, 128, 1024, 1);
+    }
     printf("products, bf16, %d tokens: %s\n", T, ckpt_cuda_gemm_name(cuda.gemm));
     bad += time_linear(2304, 4096);
     bad += time_linear(4096, 2304);

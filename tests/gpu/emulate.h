@@ -388,4 +388,6 @@ inline void sync_warp()
 
 } // namespace kda
 
+#include "emulate_wgmma.h"
+
 #endif

@@ -56,7 +56,7 @@ $(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/att
     CPPFLAGS += -isystem $(dir $(NVCC))../include
 
 # Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
-$(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h
+$(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h tests/gpu/emulate_wgmma.h
 	$(call say,CXX,$< emulated)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra \
