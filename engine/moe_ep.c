@@ -43,10 +43,10 @@ static ckpt_status meet(ckpt_eng *e, const ckpt_eng_moe *m, const ENG(moe_saved)
     int ep = e->par->ep;
     ckpt_eng_range own = own_experts(e, m);
     int64_t *out = malloc((size_t)(m->E + own.n * ep + 2 * ep + 1) * sizeof *out);
-    int64_t *in = out + m->E, *out_n = in + own.n * ep, *in_n = out_n + ep;
     ckpt_status status;
     if (out == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %lld experts", (long long)m->E);
+    int64_t *in = out + m->E, *out_n = in + own.n * ep, *in_n = out_n + ep;
     for (int64_t i = 0; i < m->E; i++)
         out[i] = s->first[i + 1] - s->first[i];
     for (int r = 0; r < ep; r++) {

@@ -56,7 +56,7 @@ ckpt_status ckpt_dcp_flat_chunks(ckpt_dcp_opener *o, const ckpt_dcp_job *j,
     const ckpt_dcp_piece *piece = &meta->pieces[j->piece];
     ckpt_tensor *t = &o->src->tensors[j->owner];
     int rank = meta->rank - 1;
-    size_t boxes = CKPT_FLAT_BOXES(rank), row = (size_t)rank;
+    size_t row = (size_t)rank;
     int64_t block[CKPT_MAX_RANK], lo[CKPT_FLAT_BOXES(CKPT_MAX_RANK) * CKPT_MAX_RANK],
         len[CKPT_FLAT_BOXES(CKPT_MAX_RANK) * CKPT_MAX_RANK];
     /* Writers flatten before they cut, so a stride other than 1 never occurs. */
@@ -65,7 +65,7 @@ ckpt_status ckpt_dcp_flat_chunks(ckpt_dcp_opener *o, const ckpt_dcp_job *j,
                          (long long)item->stride[rank]);
     for (int a = 0; a < rank; a++)
         block[a] = meta->flat[a] / meta->dims[a];
-    boxes = ckpt_flat_split(rank, block, piece->lo[rank], piece->len[rank], lo, len);
+    size_t boxes = ckpt_flat_split(rank, block, piece->lo[rank], piece->len[rank], lo, len);
     int64_t *keep = ckpt_arena_array(&o->src->arena, 2 * boxes * row + 1, sizeof *keep);
     if (!keep)
         return ckpt_fail(o->err, CKPT_E_NOMEM, "out of memory");

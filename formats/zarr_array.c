@@ -219,7 +219,7 @@ static ckpt_status count_chunks(array *a, int64_t *count)
 {
     ckpt_arena scratch = {0};
     char **names;
-    size_t n;
+    size_t n = 0;
     const char *dir = ckpt_path_join(&scratch, a->src->root, a->name);
     ckpt_status status = dir ? ckpt_list_dir(dir, &scratch, &names, &n, a->err) : no_memory(a->err);
     *count = 1;

@@ -22,6 +22,8 @@
 #include "checked.h"
 #include "le.h"
 
+#define BOMB_BYTES ((uint64_t)1 << 24)
+#define BOMB_RATIO 200
 #define END_LEN 22
 #define LOCATOR_LEN 20
 #define END64_LEN 56
@@ -456,6 +458,13 @@ ckpt_status ckpt_zip_read(ckpt_source *src, uint32_t file, uint64_t base,
         return ckpt_fail(err, CKPT_E_FORMAT, "zip: entry '%s': %llu bytes deflated to %llu",
                          entry->name, (unsigned long long)entry->size,
                          (unsigned long long)entry->csize);
+    /* Pickles of names and shapes deflate to a twentieth; what gains more is there to fill memory. */
+    if (entry->method == 8 && entry->size > BOMB_BYTES && entry->size / BOMB_RATIO > entry->csize)
+        return ckpt_fail(
+            err, CKPT_E_FORMAT,
+            "zip: entry '%s': %llu bytes deflated to %llu, more than %d to 1: a zip bomb",
+            entry->name, (unsigned long long)entry->size, (unsigned long long)entry->csize,
+            BOMB_RATIO);
     size_t n = (size_t)entry->size;
     uint8_t *p = ckpt_buf_extend(out, n);
     if (!p)

@@ -218,7 +218,7 @@ bool ckpt_zip_put_tensor(ckpt_buf *b, ckpt_dtype dtype, int rank, const int64_t 
     if (!ckpt_numel(rank, dims, &numel) || !ckpt_dtype_bytes(dtype, numel, &bytes) ||
         bytes > INT64_MAX / 2 || !strides_of(rank, shape, stride))
         return false;
-    bool typed = info->storage != NULL;
+    bool typed = info->storage != NULL && info->bits >= 8;
     ckpt_pkl_put_global(b, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     ckpt_buf_puts(b, "((");
     ckpt_pkl_put_str(b, "storage");

@@ -439,9 +439,11 @@ static ckpt_status build_dim(const ckpt_view_in *in, const parsed_view *v, int f
         bool bound = factor_size(in->syms, f, &a->size);
         if (f->kind == FACTOR_PAD && in->dims != NULL)
             a->size = rest;
-        else if (f->kind == FACTOR_PAD && !bound)
-            bound = ckpt_expr_eval(in->syms, f->size, f->size_n, &a->size);
-        else if (!bound) {
+        else if (f->kind == FACTOR_PAD && !bound &&
+                 !ckpt_expr_eval(in->syms, f->size, f->size_n, &a->size))
+            return ckpt_fail(err, CKPT_E_FORMAT, "view '%s': the size '%.*s' is not known",
+                             in->view, (int)f->size_n, f->size);
+        else if (f->kind != FACTOR_PAD && !bound) {
             if (merged)
                 continue;
             merged = true;

@@ -51,7 +51,7 @@ static ckpt_status scan_padding(ckpt_planner *p, const ckpt_canon *c, const ckpt
     ckpt_canon rows = *c;
     ckpt_gather gather;
     uint8_t *buf = malloc(BLOCK + SCRATCH);
-    ckpt_scratch scratch = {buf + BLOCK, SCRATCH};
+    ckpt_scratch scratch = {buf != NULL ? buf + BLOCK : NULL, SCRATCH};
     uint64_t elem = (uint64_t)ckpt_dtype_get(c->dtype)->bits / 8;
     int64_t volume = 1;
     if (buf == NULL)
@@ -103,7 +103,7 @@ ckpt_status ckpt_canon_equal(ckpt_source *src, const ckpt_canon *a, const ckpt_c
     ckpt_arena arena = {0};
     ckpt_gather ga, gb;
     uint8_t *buf = malloc(2 * BLOCK + SCRATCH);
-    ckpt_scratch scratch = {buf + 2 * BLOCK, SCRATCH};
+    ckpt_scratch scratch = {buf != NULL ? buf + 2 * BLOCK : NULL, SCRATCH};
     *same = a->bytes == b->bytes && a->dtype == b->dtype;
     if (buf == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");

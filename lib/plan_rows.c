@@ -171,7 +171,7 @@ static ckpt_status shift_returns(const ckpt_planner *p, const ckpt_item *it, boo
     ckpt_arena arena = {0};
     ckpt_gather before, after;
     uint8_t *buf = malloc(2 * BLOCK + SCRATCH);
-    ckpt_scratch scratch = {buf + 2 * BLOCK, SCRATCH};
+    ckpt_scratch scratch = {buf != NULL ? buf + 2 * BLOCK : NULL, SCRATCH};
     uint64_t bytes = 0;
     *exact = true;
     if (buf == NULL)

@@ -322,6 +322,7 @@ static int no_such_command(ckpt_tool *tool, const char *name, ckpt_err *err)
     tool->command = &unknown;
     if (tool->g.json)
         end_json(tool, CKPT_E_USAGE, err);
+    tool->command = NULL;
     ckpt_buf_release(&tool->json.buf);
     return finish_plain(CKPT_E_USAGE, err);
 }

@@ -156,7 +156,7 @@ static void share_resources(gate *g, const gate_opts *o)
     if (jobs > JOBS_MAX)
         jobs = JOBS_MAX;
     if ((size_t)jobs > most)
-        jobs = (int64_t)most;
+        jobs = most > 0 ? (int64_t)most : 1;
     g->jobs = (int)jobs;
     g->threads = threads / g->jobs > 0 ? threads / g->jobs : 1;
     g->memory = g->tool->g.memory / (uint64_t)g->jobs;

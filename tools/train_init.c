@@ -438,9 +438,10 @@ static ckpt_status scatter(ckpt_source *src, const ckpt_canon *c, const float *v
         (float *)(void *)((uint8_t *)src->self + src->tensors[c->stored].chunks[0].offset);
     const int axes = c->map.n;
     const float shift = (float)c->shift;
-    int64_t *at = calloc((size_t)axes + 1, 2 * sizeof *at), *stride = at + axes + 1;
+    int64_t *at = calloc((size_t)axes + 1, 2 * sizeof *at);
     if (at == NULL)
         return no_memory(err);
+    int64_t *stride = at + axes + 1;
     int64_t step = 1, base = 0;
     for (int i = axes - 1; i >= 0; i--) {
         stride[i] = step;

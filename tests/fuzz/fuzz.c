@@ -12,6 +12,7 @@
 #include "manifest.h"
 #include "mutate.h"
 #include "pickle.h"
+#include "policy.h"
 #include "st_header.h"
 #include "st_scan.h"
 #include "torch_save.h"
@@ -70,6 +71,33 @@ static void run_manifest(uint8_t *p, size_t n)
     ckpt_err err;
     if (ckpt_manifest_parse((const char *)p, n, &m, &err) == CKPT_OK)
         ckpt_manifest_release(&m);
+}
+
+/* Rules for two modules, or the stored text of a policy. What rules give is read back as the same. */
+static void run_policy(uint8_t *p, size_t n)
+{
+    static const char config[] = "{\"pattern\":\"K-*-KE\"}";
+    ckpt_model model = {0};
+    ckpt_policy policy = {0}, again = {0};
+    ckpt_json *rules = NULL;
+    ckpt_err err;
+    char *text = calloc(1, n + 1);
+    if (text == NULL ||
+        ckpt_json_parse(config, sizeof config - 1, &model.config, &err) != CKPT_OK ||
+        ckpt_policy_open(&policy, &model, &err) != CKPT_OK ||
+        ckpt_policy_open(&again, &model, &err) != CKPT_OK)
+        abort();
+    memcpy(text, p, n);
+    (void)!ckpt_policy_restore(&again, text, NULL, &err);
+    if (ckpt_json_parse(text, n, &rules, &err) == CKPT_OK &&
+        ckpt_policy_resolve(&policy, rules, &err) == CKPT_OK &&
+        ckpt_policy_restore(&again, policy.text, policy.digest, &err) != CKPT_OK)
+        abort();
+    ckpt_policy_release(&policy);
+    ckpt_policy_release(&again);
+    ckpt_json_free(rules);
+    ckpt_json_free(model.config);
+    free(text);
 }
 
 /* Every layout's reading of a config.json. */
@@ -302,6 +330,7 @@ static const struct {
     {"json",        run_json,        MUTATE_JSON,   1 },
     {"manifest",    run_manifest,    MUTATE_JSON,   1 },
     {"config",      run_config,      MUTATE_JSON,   1 },
+    {"policy",      run_policy,      MUTATE_JSON,   5 },
     {"pickle",      run_pickle,      MUTATE_PICKLE, 1 },
     {"metadata",    run_metadata,    MUTATE_PICKLE, 1 },
     {"zip",         run_zip,         MUTATE_ZIP,    1 },

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-names=(json manifest config pickle metadata zip torch safetensors open map idx dcp index ranks)
+names=(json manifest config pickle metadata zip torch safetensors open map policy idx dcp index ranks)
 [ -z "${1:-}" ] || names=("$1")
 seconds=${2:-60}
 [ -n "$seconds" ] || seconds=60

@@ -14,7 +14,7 @@ dir=$1
 work=$(mktemp -d "${TMPDIR:-/tmp}/ckpt-seeds.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 export SOURCE_DATE_EPOCH=1700000000
-for target in json manifest config pickle metadata zip torch safetensors open map idx dcp index ranks; do
+for target in json manifest config pickle metadata zip torch safetensors open map policy idx dcp index ranks; do
     mkdir -p "$dir/$target"
 done
 
@@ -51,6 +51,7 @@ done
 printf '%s' '{"a":[1,-2.5e3,"\u00e9",null,true,{}],"":9007199254740991}' >"$dir/json/kinds"
 printf '%s' '{"name":"mine","like":"hf:llama","side":"source","rows":[{"canon":"blocks.{2l}.attn.q.weight","stored":"net.{l}.q","view":"NQ@tp A | H"},{"canon":"embed.weight","stored":"wte","view":"V<VP | H"}],"ignored":["*.inv_freq"]}' >"$dir/map/like"
 printf '%s' '{"name":"free","rows":[{"canon":"a.{b}.w","stored":"x.{l}","view":"2=1 R+2[0:R] | 4"},{"canon":"c","stored":"c","view":"3"}]}' >"$dir/map/free"
+printf '%s' '{"quant_cfg":[{"quantizer_name":"*","enable":false},{"quantizer_name":"*linear_attn_sites.*","cfg":{"num_bits":[4,3],"type":"dynamic","axis":[0]}},{"quantizer_name":"*kda_state_quantizer","cfg":{"num_bits":[4,3],"type":"dynamic","axis":[0,1]}}],"linear_attention":[{"module_name":"*","cfg":{"backend":"matmul"}}],"algorithm":null}' >"$dir/policy/rules"
 # Directories, as frames (tests/fuzz/mutate.h).
 "$ckpt" convert --quiet "$work/two.safetensors" "$work/shards" --max-shard-size 24
 "$ckpt" convert --quiet "$work/two.safetensors" "$work/bins" --to torch --max-shard-size 24
