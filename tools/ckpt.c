@@ -13,8 +13,9 @@ static const ckpt_command cmd_bench = {.name = "bench", .what = "measure this ma
 static const ckpt_command cmd_report = {.name = "report", .what = "draw results as HTML"};
 
 static const ckpt_command *const commands[] = {
-    &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff, &ckpt_cmd_formats,
-    &ckpt_cmd_train,   &ckpt_cmd_gate,    &ckpt_cmd_sign,   &cmd_bench,     &cmd_report,
+    &ckpt_cmd_inspect, &ckpt_cmd_convert, &ckpt_cmd_verify, &ckpt_cmd_diff,
+    &ckpt_cmd_formats, &ckpt_cmd_train,   &ckpt_cmd_study,  &ckpt_cmd_gate,
+    &ckpt_cmd_sign,    &cmd_bench,        &cmd_report,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };

@@ -48,7 +48,7 @@ struct ckpt_command {
 };
 
 extern const ckpt_command ckpt_cmd_inspect, ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff,
-    ckpt_cmd_formats, ckpt_cmd_gate, ckpt_cmd_sign, ckpt_cmd_train;
+    ckpt_cmd_formats, ckpt_cmd_gate, ckpt_cmd_sign, ckpt_cmd_study, ckpt_cmd_train;
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
