@@ -81,26 +81,42 @@ DEV chunk_at find_chunk(const args &p, int c)
     return r;
 }
 
-/* Rows of w elements from global (row stride gs) to shared memory (row stride ls), asynchronously: by each group of
- * THREADS threads its own. */
-template <class E, int THREADS>
-DEV void fetch(E *to, int ls, const E *from, int64_t gs, int rows, int w, int valid)
+/* f(row, first of 16 bytes of columns) over a tile of w columns; each group of THREADS threads its own. */
+template <class E, int THREADS, class F> DEV void each16(int rows, int w, const F &f)
 {
-    const int per = w / vec<E>::n;
-    for (int i = (int)threadIdx.x % THREADS; i < rows * per; i += THREADS) {
-        const int r = i / per, c = i % per * vec<E>::n;
-        copy_async(to + r * ls + c, from + (r < valid ? r : 0) * gs + c, r < valid);
-    }
+    const int per = w / vec<E>::n, n = rows * per, tid = (int)threadIdx.x % THREADS;
+#pragma unroll
+    for (int i = 0; i < n; i += THREADS)
+        if (n % THREADS == 0 || i + tid < n)
+            f((i + tid) / per, (i + tid) % per * vec<E>::n);
+}
+/* Rows of w elements from global (row stride gs) to shared memory (row stride ls), asynchronously. */
+template <class E, int THREADS>
+DEV void fetch(E *to, int ls, const E *from, int gs, int rows, int w, int valid)
+{
+    each16<E, THREADS>(rows, w, [&](int r, int c) {
+        copy_async(to + r * ls + c, from + (int64_t)(r < valid ? r : 0) * gs + c, r < valid);
+    });
 }
 /* The way back, at once. */
 template <class E, int THREADS>
-DEV void flush(E *to, int64_t gs, const E *from, int ls, int rows, int w)
+DEV void flush(E *to, int gs, const E *from, int ls, int rows, int w)
 {
-    const int per = w / vec<E>::n;
-    for (int i = (int)threadIdx.x % THREADS; i < rows * per; i += THREADS) {
-        const int r = i / per, c = i % per * vec<E>::n;
-        store16(to + r * gs + c, load16(from + r * ls + c));
-    }
+    each16<E, THREADS>(rows, w, [&](int r, int c) {
+        store16(to + (int64_t)r * gs + c, load16(from + r * ls + c));
+    });
+}
+
+/* n rows of a column from row r0 on, of which the last that exists is `last` >= 0; zeros beyond. */
+template <int N, class F>
+DEV void column(float (&x)[N], const F *from, int stride, int r0, int last)
+{
+#pragma unroll
+    for (int r = 0; r < N; r++)
+        x[r] = to_f(from[(int64_t)(r0 + r < last ? r0 + r : last) * stride]);
+#pragma unroll
+    for (int r = 0; r < N; r++)
+        x[r] = r0 + r <= last ? x[r] : 0.f;
 }
 
 /* G [C][ld] = inclusive cumulative sum of g over the chunk's tokens, log2 units. part: scratch of
@@ -110,14 +126,12 @@ DEV void cumulate(const args &p, const chunk_at &c, int h, float *G, int ld, flo
 {
     constexpr int P = THREADS / D, R = C / P;
     const int d = (int)threadIdx.x % D, r0 = (int)threadIdx.x / D * R;
+    const int64_t at = (c.start * p.H + h) * D + d;
     float x[R], sum = 0;
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        const int64_t at = ((c.start + r0 + r) * p.H + h) * D + d;
-        x[r] = 0;
-        if (r0 + r < c.len)
-            x[r] = p.g_bf16 ? to_f(((const bf16 *)p.g)[at]) : ((const float *)p.g)[at];
-    }
+    if (p.g_bf16)
+        column(x, (const bf16 *)p.g + at, p.H * D, r0, c.len - 1);
+    else
+        column(x, (const float *)p.g + at, p.H * D, r0, c.len - 1);
 #pragma unroll
     for (int r = 0; r < R; r++) {
         sum += x[r];

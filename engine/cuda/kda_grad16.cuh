@@ -112,7 +112,8 @@ template <int D> struct grad16 {
     const M &m;
     chunk_at c;
     int h, w, n0, g, t;
-    int64_t tile, at, row, key, key_row;
+    int64_t tile, at, key;
+    int row, key_row;
     const bf16 *S, *dS; /* this lane's first element of a fragment */
     float ref[4][2];    /* G of each group's middle row, in this lane's columns g and g + 8 */
 
@@ -126,9 +127,9 @@ template <int D> struct grad16 {
         t = lane() & 3;
         tile = blockIdx.x;
         at = (c.start * p.H + h) * D;
-        row = (int64_t)p.H * D;
+        row = p.H * D;
         key = key_at<D>(p, c, h);
-        key_row = (int64_t)p.HQ * D;
+        key_row = p.HQ * D;
         S = (const bf16 *)p.S + tile * (D * D) + (n0 + g) * D + 2 * t;
         dS = (const bf16 *)p.dS + tile * (D * D) + (n0 + g) * D + 2 * t;
     }
@@ -175,7 +176,7 @@ template <int D> struct grad16 {
         clear(x);
         each64(x, n0, [&](int i, int j, int half, int r, int d, float &, float &) {
             if (r < c.len)
-                v[i][j][half] = word_at((const bf16 *)p.v + at + r * row + d);
+                v[i][j][half] = word_at((const bf16 *)p.v + at + (int64_t)r * row + d);
         });
 #pragma unroll
         for (int kk = 0; kk < 4; kk++) {
@@ -193,7 +194,7 @@ template <int D> struct grad16 {
             const float beta = m.beta[r];
             store2(m.dR + r * LD + d, a, b);
             if (r < c.len)
-                store2((bf16 *)p.dv + at + r * row + d, beta * a, beta * b);
+                store2((bf16 *)p.dv + at + (int64_t)r * row + d, beta * a, beta * b);
             sum[i][half] += a * low_of(v[i][j][half]) + b * high_of(v[i][j][half]);
         });
         reduce_rows(sum, false);
@@ -354,9 +355,9 @@ template <int D> struct grad16 {
                     float *a = dq[i][j] + 2 * half, *b = db[i][j] + 2 * half;
                     const float beta = m.beta[r];
                     if (r < c.len) {
-                        store2((bf16 *)p.dq + at + r * row + d, a[0], a[1]);
+                        store2((bf16 *)p.dq + at + (int64_t)r * row + d, a[0], a[1]);
                         if (p.kb)
-                            store2((bf16 *)p.dkb + at + r * row + d, b[0], b[1]);
+                            store2((bf16 *)p.dkb + at + (int64_t)r * row + d, b[0], b[1]);
                     }
                     sum[i][half] += x.x * b[0] + x.y * b[1];
                     a[0] = q.x * a[0] + (1 + keep) * beta * x.x * b[0];
@@ -406,7 +407,7 @@ template <int D> struct grad16 {
                     const float z0 = a[0] * ex2(last.x - G.x), z1 = a[1] * ex2(last.y - G.y);
                     const float y0 = b[0] + z0, y1 = b[1] + z1;
                     if (r < c.len)
-                        store2((bf16 *)p.dk + at + r * row + d, y0, y1);
+                        store2((bf16 *)p.dk + at + (int64_t)r * row + d, y0, y1);
                     col[j][0] += k.x * z0;
                     col[j][1] += k.y * z1;
                     dG[i][j][2 * half] -= k.x * y0;
@@ -446,7 +447,7 @@ template <int D> struct grad16 {
                         after[j][e] += shuffle(x, t);
                     }
                     if (r < c.len)
-                        store2(p.dg + at + r * row + d, out[0], out[1]);
+                        store2(p.dg + at + (int64_t)r * row + d, out[0], out[1]);
                 }
     }
 };

@@ -18,7 +18,7 @@ namespace kda
 constexpr int PREP_THREADS = 256;
 
 template <class E, int D> struct prep_memory {
-    static constexpr int LD = D + 16 / (int)sizeof(E), LG = D + 4;
+    static constexpr int LD = D + 16 / (int)sizeof(E), LG = D + 8;
     static constexpr int bytes =
         (C * LG + C * LF + C + PREP_THREADS) * 4 + (3 * C * LD + C * LC) * (int)sizeof(E);
     static constexpr int bytes_kb = bytes + C * LD * (int)sizeof(E); /* with a tile for kb */
@@ -66,17 +66,11 @@ struct share {
 };
 DEV share share_of(int w)
 {
-    /* 20 tiles at and below the diagonal for 8 warps; a diagonal's two tiles stay together */
-    const int code[8] = {0x303, 0x333, 0x362, 0x203, 0x233, 0x102, 0x122, 0x002};
-    share s;
-    int x = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        x = i == w ? code[i] : x;
-    s.group = x >> 8;
-    s.first = (x >> 4) & 15;
-    s.count = x & 15;
-    return s;
+    /* 20 tiles at and below the diagonal for 8 warps, a diagonal's two together: bits 6, 2 and 0 of a
+     * byte a warp */
+    const uint64_t code = 0x024a428f83dacfc3u;
+    const int x = (int)(code >> 8 * w) & 255;
+    return share{x >> 6, x >> 2 & 15, x & 3};
 }
 
 /* Both products of one warp's tiles on tensor cores, q and beta k rows against k columns. */
@@ -313,8 +307,9 @@ template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1
     const int ci = (int)blockIdx.x / p.H, h = (int)blockIdx.x % p.H, tid = (int)threadIdx.x;
     const int64_t tile = blockIdx.x;
     const chunk_at c = find_chunk(p, ci);
-    const int64_t at = (c.start * p.H + h) * D, row = (int64_t)p.H * D;
-    const int64_t key = key_at<D>(p, c, h), key_row = (int64_t)p.HQ * D;
+    const int64_t at = (c.start * p.H + h) * D;
+    const int64_t key = key_at<D>(p, c, h);
+    const int row = p.H * D, key_row = p.HQ * D;
     fetch<E, PREP_THREADS>(m.q, LD, (const E *)p.q + key, key_row, C, D, c.len);
     fetch<E, PREP_THREADS>(m.k, LD, (const E *)p.k + key, key_row, C, D, c.len);
     if (p.kb)

@@ -260,8 +260,8 @@ DEV void back_fetch(const args &p, const scan_at &s, const M &m, int stages, int
         const chunk_at at = find_chunk(p, c);
         bar_expect(x.bar, I::bytes);
         bulk_copy<M::TH>(x.W, p.image + ((int64_t)c * p.H + s.h) * I::bytes, I::bytes, x.bar);
-        fetch<E, GROUP>(x.V, LV, (const E *)p.d_o + (at.start * p.H + s.h) * D + s.v0,
-                        (int64_t)p.H * D, C, VS, at.len);
+        fetch<E, GROUP>(x.V, LV, (const E *)p.d_o + (at.start * p.H + s.h) * D + s.v0, p.H * D, C,
+                        VS, at.len);
     }
     copy_commit();
 }
