@@ -56,6 +56,17 @@ for row in rows[1:]:
     if len(row) > max(keep):
         print(row[at][:70] + " | " + " | ".join(row[i] for i in keep))'
 }
+attn() {
+    local bad=0 what tool
+    for what in check group times; do "$program" "$what" || bad=1; done
+    command -v compute-sanitizer >/dev/null || { echo "SKIP no compute-sanitizer"; return $bad; }
+    for what in check group; do
+        for tool in memcheck racecheck; do
+            compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 "$program" "$what" small || bad=1
+        done
+    done
+    return $bad
+}
 fla() {
     local dir
     dir=$(mktemp -d)
@@ -86,13 +97,7 @@ for part in "${parts[@]}"; do
                 compute-sanitizer --tool memcheck --error-exitcode 1 --print-limit 5 "$program" check
             else echo "SKIP no compute-sanitizer"; fi
         ;;
-    attn)
-        "$program" check && "$program" times &&
-            if command -v compute-sanitizer >/dev/null; then
-                compute-sanitizer --tool memcheck --error-exitcode 1 --print-limit 5 "$program" check small &&
-                    compute-sanitizer --tool racecheck --error-exitcode 1 --print-limit 5 "$program" check small
-            else echo "SKIP no compute-sanitizer"; fi
-        ;;
+    attn) attn ;;
     kernels) if command -v ncu >/dev/null; then kernels; else echo "SKIP no ncu"; fi ;;
     torch) if python3 -c 'import torch' 2>/dev/null; then python3 "$here/torch_ops.py"; else echo "SKIP no torch"; fi ;;
     fla) if python3 -c 'import torch, triton' 2>/dev/null; then fla; else echo "SKIP no torch"; fi ;;
