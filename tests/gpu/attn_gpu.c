@@ -139,10 +139,9 @@ static ckpt_status backward(void *arg)
 static ckpt_cuda_attend_kind kind; /* of the kernels that are timed */
 static int time_attention(int64_t N, int64_t G, int64_t DK, int64_t DV, int64_t t, int64_t n)
 {
-    attend_job j = {
-        .a = {.N = N,    .G = G, .DK = DK, .DV = DV},
-          .seq = {.n = n, .tokens = t      }
-    };
+    attend_job j = {0};
+    j.a = (ckpt_cuda_attention){.N = N, .G = G, .DK = DK, .DV = DV, .kind = kind};
+    j.seq = (ckpt_cuda_seq){.n = n, .tokens = t};
     int64_t cu[64] = {0};
     for (int64_t i = 0; i < n; i++)
         cu[i + 1] = t * (i + 1) / n;
