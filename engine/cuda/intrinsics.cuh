@@ -54,6 +54,13 @@ DEV float ex2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+/* 1 / x within one unit in the last place; 0 below the normal range. */
+DEV float reciprocal(float x)
+{
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 DEV uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);

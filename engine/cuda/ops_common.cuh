@@ -75,7 +75,7 @@ DEV float exp_of(float x)
 }
 DEV float logistic(float x)
 {
-    return 1.f / (1.f + exp_of(-x));
+    return reciprocal(1.f + exp_of(-x));
 }
 /* Derivative of x sigmoid(x), s = sigmoid(x). */
 DEV float silu_slope(float x, float s)

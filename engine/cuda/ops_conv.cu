@@ -1,8 +1,8 @@
 /* Causal depthwise convolution + SiLU, forward and backward, packed sequences and history.
  *
  * A thread is 4 channels of a strip of tokens: the last inputs and, backward, the unfinished rows of dx
- * slide through registers, so x and dy are read once but for the rows that strips share. Loads of four
- * tokens are in flight at a time. Backward sums dw and dbias over a strip; sum_columns adds strips.
+ * slide through registers, so x and dy are read once but for the rows that strips share. The next rows
+ * are loaded, without a branch between them, before the rows at hand are used. Backward sums dw and dbias over a strip; sum_columns adds strips.
  * Formulas: engine/kernels/conv.c. */
 #include "ops_common.cuh"
 
@@ -11,7 +11,55 @@ namespace kda
 namespace
 {
 
-constexpr int VC = 4, AHEAD = 4;
+constexpr int VC = 4, AHEAD = 8, AHEAD_BACK = 4; /* rows on their way */
+
+/* VC channels of a row, as loaded. WIDE: all of them exist and rows are aligned to them. */
+template <class E, bool WIDE> struct four {
+    float x[VC];
+    DEV void load(const E *row, int64_t c, int64_t C)
+    {
+        get(row, c, C, false, x);
+    }
+    DEV void load_none()
+    {
+        for (int i = 0; i < VC; i++)
+            x[i] = 0;
+    }
+    DEV float operator[](int i) const
+    {
+        return x[i];
+    }
+};
+template <> struct four<float, true> {
+    vec<float> v;
+    DEV void load(const float *row, int64_t c, int64_t)
+    {
+        v = load16(row + c);
+    }
+    DEV void load_none()
+    {
+        v = vec<float>{};
+    }
+    DEV float operator[](int i) const
+    {
+        return v.e[i];
+    }
+};
+template <> struct four<bf16, true> {
+    uint64_t v;
+    DEV void load(const bf16 *row, int64_t c, int64_t)
+    {
+        v = *(const uint64_t *)(row + c);
+    }
+    DEV void load_none()
+    {
+        v = 0;
+    }
+    DEV float operator[](int i) const
+    {
+        return bits_to_float((uint32_t)(v >> 16 * i) << 16);
+    }
+};
 
 struct conv_args {
     int64_t N, T, C, strip, bands; /* bands: blocks side by side over channels */
@@ -25,7 +73,8 @@ struct conv_args {
 };
 
 /* WT taps, the first WT - W of them without meaning. */
-template <class E, int WT> struct strip {
+template <class E, int WT, bool WIDE> struct strip {
+    typedef four<E, WIDE> value;
     const conv_args &p;
     int64_t c, seq, start, next;          /* first channel; the sequence and its borders */
     float w[WT][VC], bias[VC], x[WT][VC]; /* x: the window, newest last */
@@ -70,23 +119,41 @@ template <class E, int WT> struct strip {
         enter(s);
     }
     /* Row t of x, which may lie before the sequence. */
-    DEV void row(int64_t t, float (&to)[VC]) const
+    DEV value row(int64_t t) const
     {
         const int64_t back = start - t; /* > 0 in the history */
         const E *from = (const E *)p.x + t * p.C;
+        value r;
         if (back > 0)
             from = (const E *)p.history + (seq * (p.W - 1) + p.W - 1 - back) * p.C;
-        get(from, c, back <= 0 || (p.history && back < p.W) ? p.C : 0, p.wide, to);
+        if (back <= 0 || (p.history && back < p.W))
+            r.load(from, c, p.C);
+        else
+            r.load_none();
+        return r;
+    }
+    /* N rows of an array from token t on, of which those from `end` on are not used. */
+    template <int N> DEV void ahead(value (&r)[N], const void *from, int64_t t, int64_t end) const
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            r[i].load((const E *)from + (t + i < end ? t + i : end - 1) * p.C, c, p.C);
     }
     /* The window before token t. */
     DEV void fill(int64_t t)
     {
+        value r[WT];
 #pragma unroll
         for (int j = 1; j < WT; j++)
-            row(t - WT + j, x[j]);
+            r[j] = row(t - WT + j);
+#pragma unroll
+        for (int j = 1; j < WT; j++)
+#pragma unroll
+            for (int i = 0; i < VC; i++)
+                x[j][i] = r[j][i];
     }
     /* Slide in a row and give the sum before the activation. */
-    DEV void step(const float (&fresh)[VC], float (&sum)[VC])
+    DEV void step(const value &fresh, float (&sum)[VC])
     {
 #pragma unroll
         for (int j = 0; j < WT; j++) {
@@ -112,20 +179,25 @@ DEV int64_t channel_of(const conv_args &p)
     return ((int64_t)blockIdx.x % p.bands * THREADS + threadIdx.x) * VC;
 }
 
-template <class E, int WT> KERNEL(THREADS, 2) conv(conv_args p)
+template <class E, int WT, bool WIDE>
+KERNEL(THREADS, sizeof(E) == 2 && WT == 4 && WIDE ? 3 : 1)
+conv(conv_args p)
 {
     const int64_t c = channel_of(p), a = blockIdx.x / p.bands * p.strip;
     const int64_t b = a + p.strip < p.T ? a + p.strip : p.T;
     if (c >= p.C)
         return;
-    strip<E, WT> s(p, c);
+    strip<E, WT, WIDE> s(p, c);
+    four<E, WIDE> x[AHEAD], next[AHEAD];
+    s.ahead(next, p.x, a, b);
     s.find(a);
     s.fill(a);
     for (int64_t t0 = a; t0 < b; t0 += AHEAD) {
-        float x[AHEAD][VC];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            get((const E *)p.x + (t0 + i) * p.C, c, t0 + i < b ? p.C : 0, p.wide, x[i]);
+            x[i] = next[i];
+        if (t0 + AHEAD < b)
+            s.ahead(next, p.x, t0 + AHEAD, b);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int64_t t = t0 + i;
@@ -140,14 +212,16 @@ template <class E, int WT> KERNEL(THREADS, 2) conv(conv_args p)
 #pragma unroll
             for (int k = 0; k < VC; k++)
                 sum[k] *= logistic(sum[k]);
-            put((E *)p.y + t * p.C, c, p.C, p.wide, sum);
+            put((E *)p.y + t * p.C, c, p.C, WIDE, sum);
         }
     }
 }
 
 /* A token's gradient of the sum goes to the WT newest rows of g; the oldest is then finished. Tokens
  * beyond the strip are walked for the rows that they finish. */
-template <class E, int WT> KERNEL(THREADS, 1) conv_back(conv_args p)
+template <class E, int WT, bool WIDE>
+KERNEL(THREADS, sizeof(E) == 2 && WT == 4 && WIDE ? 2 : 1)
+conv_back(conv_args p)
 {
     const int64_t c = channel_of(p), a = blockIdx.x / p.bands * p.strip;
     const int64_t b = a + p.strip < p.T ? a + p.strip : p.T;
@@ -155,20 +229,26 @@ template <class E, int WT> KERNEL(THREADS, 1) conv_back(conv_args p)
     if (c >= p.C)
         return;
     float g[WT][VC] = {}, dw[WT][VC] = {}, db[VC] = {};
-    strip<E, WT> s(p, c);
+    strip<E, WT, WIDE> s(p, c);
+    four<E, WIDE> x[AHEAD_BACK], dy[AHEAD_BACK], next_x[AHEAD_BACK], next_dy[AHEAD_BACK];
+    s.ahead(next_x, p.x, a, end);
+    s.ahead(next_dy, p.dy, a, end);
     s.find(a);
     s.fill(a);
     int64_t t = a;
     bool done = false;
     while (t < end && !done) {
-        float x[AHEAD][VC], dy[AHEAD][VC];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            get((const E *)p.x + (t + i) * p.C, c, t + i < end ? p.C : 0, p.wide, x[i]);
-            get((const E *)p.dy + (t + i) * p.C, c, t + i < end ? p.C : 0, p.wide, dy[i]);
+        for (int i = 0; i < AHEAD_BACK; i++) {
+            x[i] = next_x[i];
+            dy[i] = next_dy[i];
+        }
+        if (t + AHEAD_BACK < end) {
+            s.ahead(next_x, p.x, t + AHEAD_BACK, end);
+            s.ahead(next_dy, p.dy, t + AHEAD_BACK, end);
         }
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
+        for (int i = 0; i < AHEAD_BACK; i++) {
             float sum[VC];
             if (t >= end)
                 break;
@@ -177,7 +257,7 @@ template <class E, int WT> KERNEL(THREADS, 1) conv_back(conv_args p)
                 for (int j = 1; j < WT; j++) {
                     const int64_t to = t - WT + j;
                     if (to >= s.start && to >= a && to < b)
-                        put((E *)p.y + to * p.C, c, p.C, p.wide, g[j]);
+                        put((E *)p.y + to * p.C, c, p.C, WIDE, g[j]);
 #pragma unroll
                     for (int k = 0; k < VC; k++)
                         g[j][k] = 0;
@@ -202,7 +282,7 @@ template <class E, int WT> KERNEL(THREADS, 1) conv_back(conv_args p)
             }
             const int64_t to = t - WT + 1;
             if (to >= s.start && to >= a && to < b)
-                put((E *)p.y + to * p.C, c, p.C, p.wide, g[0]);
+                put((E *)p.y + to * p.C, c, p.C, WIDE, g[0]);
             t++;
         }
     }
@@ -211,7 +291,7 @@ template <class E, int WT> KERNEL(THREADS, 1) conv_back(conv_args p)
         for (int j = 1; j < WT; j++) {
             const int64_t to = t - WT + j;
             if (to >= s.start && to >= a && to < b)
-                put((E *)p.y + to * p.C, c, p.C, p.wide, g[j]);
+                put((E *)p.y + to * p.C, c, p.C, WIDE, g[j]);
         }
     }
     if (!p.partial)
@@ -254,18 +334,17 @@ template <class E, int WT> KERNEL(THREADS, 1) conv_history(conv_args p)
     const int64_t n = i / per, c = i % per * VC, keep = p.W - 1;
     if (n >= p.N)
         return;
-    strip<E, WT> s(p, c);
+    strip<E, WT, false> s(p, c);
     s.enter(n);
     s.fill(s.start);
     float g[WT][VC] = {};
 #pragma unroll
     for (int r = 0; r < WT - 1; r++) {
         const int64_t t = s.start + r;
-        float x[VC], sum[VC], d[VC];
+        float sum[VC], d[VC];
         if (t >= s.next)
             break;
-        s.row(t, x);
-        s.step(x, sum);
+        s.step(s.row(t), sum);
         get((const E *)p.dy + t * p.C, c, p.C, p.wide, d);
 #pragma unroll
         for (int k = 0; k < VC; k++) {
@@ -306,15 +385,21 @@ ckpt_status measure(const char *what, const ckpt_cuda *c, const ckpt_cuda_seq *s
 
 template <class E, int WT> void forward(const conv_args &p, device_stream stream)
 {
-    if (p.T > 0)
-        LAUNCH((conv<E, WT>), p.bands * ceil_div(p.T, p.strip), THREADS, 0, stream, p);
+    const int64_t blocks = p.bands * ceil_div(p.T, p.strip);
+    if (p.T > 0 && p.wide)
+        LAUNCH((conv<E, WT, true>), blocks, THREADS, 0, stream, p);
+    else if (p.T > 0)
+        LAUNCH((conv<E, WT, false>), blocks, THREADS, 0, stream, p);
     if (p.out && p.W > 1)
         LAUNCH((conv_last<E>), ceil_div(p.N * p.C, THREADS), THREADS, 0, stream, p);
 }
 template <class E, int WT> void backward(const conv_args &p, device_stream stream)
 {
-    if (p.T > 0)
-        LAUNCH((conv_back<E, WT>), p.bands * ceil_div(p.T, p.strip), THREADS, 0, stream, p);
+    const int64_t blocks = p.bands * ceil_div(p.T, p.strip);
+    if (p.T > 0 && p.wide)
+        LAUNCH((conv_back<E, WT, true>), blocks, THREADS, 0, stream, p);
+    else if (p.T > 0)
+        LAUNCH((conv_back<E, WT, false>), blocks, THREADS, 0, stream, p);
     if (p.out && p.W > 1)
         LAUNCH((conv_history<E, WT>), ceil_div(p.N * ceil_div(p.C, VC), THREADS), THREADS, 0,
                stream, p);

@@ -241,6 +241,10 @@ inline float ex2(float x)
     float r = exp2f(x);
     return r < 1.17549435e-38f ? 0.f : r;
 }
+inline float reciprocal(float x)
+{
+    return 1.f / x;
+}
 inline emu::slot *warp_slots()
 {
     return &emu::b.slots[threadIdx.x / 32 * 32];
