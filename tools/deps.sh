@@ -33,6 +33,8 @@ needs_ci='
 command -v clang             | clang
 ls /usr/lib/llvm-*/lib/libomp.so | libomp-dev
 command -v clang-format      | clang-format
+command -v cppcheck          | cppcheck
+command -v valgrind          | valgrind
 command -v shellcheck        | shellcheck
 command -v python3           | python3
 command -v openssl           | openssl
