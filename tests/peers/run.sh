@@ -374,5 +374,8 @@ t github_action_and_gitlab_file ci_action
 
 t codecs_agree_with_pytorch py quant_codec.py "$work"
 
+# A sample; 100000 by hand.
+t differential_of_mutated_files py differential.py "${VERDICTS:-$(dirname "$ckpt")/verdicts}" "$work/differential" 3000
+
 echo "peers: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -16,7 +16,7 @@ STCMP_OBJ := $(BUILD)/tests/tools/stcmp.o
 FUZZ_SRC  := $(sort $(wildcard tests/fuzz/*.c))
 FUZZ_OBJ  := $(patsubst tests/fuzz/%.c,$(BUILD)/tests/fuzz/%.replay.o,$(FUZZ_SRC))
 FUZZ_LIB  := $(BUILD)/tools/usermap.o $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
-EXTRA_OBJ := $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ) $(FUZZ_OBJ) $(BUILD)/tests/bench/engine.o
+EXTRA_OBJ := $(BUILD)/tests/peers/verdicts.o $(GEN_OBJ) $(PROP_OBJ) $(STCMP_OBJ) $(FUZZ_OBJ) $(BUILD)/tests/bench/engine.o
 
 # make gen             $(BUILD)/gen, which writes synthetic checkpoints (tests/gen/gen.c)
 .PHONY: gen
@@ -64,6 +64,10 @@ $(BUILD)/fuzzer: $(FUZZ_SRC) tests/fuzz/mutate.h $(FUZZ_LIB)
 	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) -Iengine/train -Itools -fsanitize=fuzzer,address $(LDFLAGS) -o $@ \
 	    $(FUZZ_SRC) $(FUZZ_LIB) $(LDLIBS)
 
+$(BUILD)/verdicts: $(BUILD)/tests/peers/verdicts.o $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 # make all-tests       compile every test program without running one
 .PHONY: all-tests
 all-tests: $(BUILD)/fuzz-replay $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(BUILD)/gen $(BUILD)/stcmp $(BUILD)/engbench
@@ -96,7 +100,7 @@ fuzz: $(BUILD)/ckpt
 	$(Q)CKPT=$(CKPT) tests/fuzz/run.sh "$(TARGET)" "$(SECONDS)" $(BUILD)/fuzz
 
 # make check-peers     what we write, loaded by PyTorch, Megatron-Core, transformers, safetensors
-check-peers: $(BUILD)/ckpt
+check-peers: $(BUILD)/ckpt $(BUILD)/verdicts
 	$(Q)CKPT=$(CKPT) tests/peers/run.sh
 
 # make demo            the main job on the fixtures, printing what it proves
