@@ -98,10 +98,10 @@ CKPT_CODEC float ckpt_codec_round(ckpt_codec f, float x)
  * place leaves a sum whose rounding, nearest even, is the format's. No branches. NaN stays NaN. */
 CKPT_CODEC float ckpt_codec_snap(int mbits, int bias, float x)
 {
-    uint32_t bits = ckpt_f32_bits(x), e = bits & 0x7f800000u;
-    uint32_t least = (uint32_t)(1 - bias + 127) << 23;
+    uint32_t bits = ckpt_f32_bits(x);
+    int32_t e = (int32_t)(bits & 0x7f800000u), least = (int32_t)((uint32_t)(1 - bias + 127) << 23);
     e = e > least ? e : least;
-    float magic = ckpt_f32_of((e + ((uint32_t)(23 - mbits) << 23)) | 0x400000u);
+    float magic = ckpt_f32_of(((uint32_t)e + ((uint32_t)(23 - mbits) << 23)) | 0x400000u);
     float y = (x + magic) - magic;
     return ckpt_f32_of((ckpt_f32_bits(y) & 0x7fffffffu) | (bits & 0x80000000u));
 }

@@ -180,13 +180,18 @@ static size_t params_of(const layer_case *l, ENG(linattn_params) * p, ENG(linatt
     return n;
 }
 
+/* In chunks, token by token, and (KDA) by the materialised prefill with nothing rounded. */
 START_TEST(linattn_matches_the_oracle)
 {
+    static const ckpt_quant exact = {.enabled = true, .matmul = true, .block_v = 64};
     const layer_case *l = &layer_cases[_i % N_LAYERS];
     const op_case *c = &l->op;
+    if (_i >= 2 * N_LAYERS && c->rule != CKPT_ENG_KDA)
+        return;
     const ckpt_eng_seq seq = sequences(c);
     const int64_t n = c->B * c->T * HIDDEN;
     const ckpt_eng_linattn b = {
+        .quant = _i >= 2 * N_LAYERS ? &exact : NULL,
         .delta = {.rule = c->rule,
                   .form = _i < N_LAYERS ? CKPT_ENG_CHUNK : CKPT_ENG_STEP,
                   .H = c->H,
@@ -228,6 +233,35 @@ START_TEST(linattn_matches_the_oracle)
 }
 END_TEST
 
+/* Recurrent inference has no chunks whose state could be rounded. */
+START_TEST(linattn_with_a_policy_takes_no_state)
+{
+    static const ckpt_quant exact = {.enabled = true, .matmul = true, .block_v = 64};
+    static const int64_t cu[] = {0, 3};
+    const ckpt_eng_seq seq = {1, cu};
+    ckpt_eng_linattn b = {
+        .delta = {.rule = CKPT_ENG_KDA, .H = 1, .HV = 1, .K = 4, .V = 4},
+        .D = 8,
+        .W = 2,
+        .quant = &exact,
+        .eps = 1e-5
+    };
+    const ENG(linattn_params) p = {0};
+    ENG(linattn_state) state = {0};
+    ENG(linattn_saved) saved;
+    OK(ENG(linattn_save)(&engine, &b, &seq, &saved, &error));
+    ck_assert_int_eq(ENG(linattn)(&engine, &b, &seq, &p, NULL, false, NULL, &state, &saved, &error),
+                     CKPT_E_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(error.text, "recurrent inference"));
+    b.bound = -6;
+    ck_assert_int_eq(ENG(linattn_save)(&engine, &b, &seq, &saved, &error), CKPT_E_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(error.text, "bounded at -6"));
+    b.bound = 0;
+    b.delta.rule = CKPT_ENG_GDN;
+    ck_assert_int_eq(ENG(linattn_save)(&engine, &b, &seq, &saved, &error), CKPT_E_UNSUPPORTED);
+}
+END_TEST
+
 Suite *SUITE(void);
 Suite *SUITE(void)
 {
@@ -236,7 +270,8 @@ Suite *SUITE(void)
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, open_data, golden_tear_down);
     tcase_add_loop_test(tc, delta_step_and_chunk_match_the_oracle, 0, CKPT_ENG_ISA_COUNT * N_OPS);
-    tcase_add_loop_test(tc, linattn_matches_the_oracle, 0, 2 * N_LAYERS);
+    tcase_add_loop_test(tc, linattn_matches_the_oracle, 0, 3 * N_LAYERS);
+    tcase_add_test(tc, linattn_with_a_policy_takes_no_state);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -3,6 +3,7 @@
 #include "internal.h"
 
 #include "checked.h"
+#include "kernels/math.h"
 
 #include <string.h>
 
@@ -29,24 +30,32 @@ void ENG(quant_boundary)(ckpt_quant_dtype dtype, int64_t n, real *x)
         x[i] = ENG(quant_round)(dtype, x[i]);
 }
 
-float ENG(quant_peak)(const real *x, int64_t n)
+/* Magnitudes are ordered as their bits are, which compilers vectorise. */
+static int32_t magnitude(real x)
 {
-    float a = 0;
-    for (int64_t i = 0; i < n; i++) {
-        float m = ckpt_f32_of(ckpt_f32_bits((float)x[i]) & 0x7fffffffu);
-        a = m > a ? m : a;
-    }
-    return a;
+    return (int32_t)(ckpt_f32_bits((float)x) & 0x7fffffffu);
 }
 
-/* A NaN reaches its whole row. */
+float ENG(quant_peak)(const real *x, int64_t n)
+{
+    int32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t m = magnitude(x[i]);
+        m = m > 0x7f800000 ? 0 : m; /* NaN is left out */
+        most = m > most ? m : most;
+    }
+    return ckpt_f32_of((uint32_t)most);
+}
+
+/* NaN, whose bits are above those of infinity, reaches its whole row. */
 static float peak_or_nan(const real *x, int64_t n)
 {
-    float a = ENG(quant_peak)(x, n);
-    real bad = 0;
-    for (int64_t i = 0; i < n; i++)
-        bad += x[i] - x[i]; /* 0, or NaN for NaN and infinities */
-    return bad == 0 || isinf(a) ? a : (float)bad;
+    int32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t m = magnitude(x[i]);
+        most = m > most ? m : most;
+    }
+    return ckpt_f32_of((uint32_t)most);
 }
 
 static void fp8_row(int64_t n, const real *x, real *y)
@@ -148,7 +157,7 @@ void ENG(quant_product)(const ckpt_quant *q, ckpt_quant_site site, int64_t m, in
 void ENG(quant_exp)(const ckpt_quant *q, bool exact, int64_t n, const real *x, real *y)
 {
     for (int64_t i = 0; i < n; i++)
-        y[i] = EXP(x[i]);
+        y[i] = k_exp(x[i]);
     if (!exact)
         ENG(quant_boundary)(q->rounding[CKPT_BOUNDARY_GATE_EXP], n, y);
 }
