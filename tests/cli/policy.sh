@@ -1,7 +1,9 @@
 # Quantisation policies: forward with rules, what a disabled one changes (nothing), refusals by name;
 # training with one, saving it in every container, going on from there bit for bit.
+export OMP_NUM_THREADS=1
 model=$FIXTURES/hf/kimi_linear_tiny
 data=$FIXTURES/fla/corpus.txt
+seq 2 4 140 | tr '\n' ' ' >ids.txt
 fp8='{"num_bits":[4,3],"type":"dynamic","axis":[0,1,2]}'
 nvfp4='{"num_bits":[2,1],"type":"dynamic","block_sizes":{"-1":16,"type":"dynamic","scale_bits":[4,3]}}'
 rules() { # HANDLE-PATTERN CFG
@@ -15,31 +17,31 @@ echo '{"quant_cfg":[{"quantizer_name":"*","enable":false}]}' >off.json
 echo '{"linear_attention":[{"module_name":"*","cfg":{"backend":"matmul","elementwise":{"output_add":"float32"}}}]}' >exact.json
 
 # Disabled: the ordinary path, bit for bit. Exact: another order of sums. FP8: another model.
-rc 0 verify --forward "$model" --policy off.json --against "$model"
+rc 0 verify --forward "$model" --tokens ids.txt --policy off.json --against "$model"
 out 'bit-identical'
 no_out 'quantisation policy'
-rc 0 verify --forward "$model" --policy exact.json --against "$model" --rtol 1e-5 --grad-rtol 1e-3
+rc 0 verify --forward "$model" --tokens ids.txt --policy exact.json --against "$model" --rtol 1e-5 --grad-rtol 1e-3
 out 'quantisation policy [0-9a-f]{12}… on 3 of 3 KDA modules'
 no_out 'bit-identical'
-rc 1 verify --forward "$model" --policy fp8.json --against "$model" --rtol 1e-5 --grad-rtol 1e-3
-rc 0 verify --forward "$model" --policy exact.json --approximate-solve 6
+rc 1 verify --forward "$model" --tokens ids.txt --policy fp8.json --against "$model" --rtol 1e-5 --grad-rtol 1e-3
+rc 0 verify --forward "$model" --tokens ids.txt --policy exact.json --approximate-solve 6
 out 'approximate inverse, 6 factors: largest error [0-9.]+e-0'
-rc 0 verify --forward "$model" --policy exact.json --approximate-solve 1 --json
+rc 0 verify --forward "$model" --tokens ids.txt --policy exact.json --approximate-solve 1 --json
 out '"inverse_error":0\.[0-9]+,"inverse_residual":0'
 
 # Refused, by name.
 rc 2 verify "$model" --policy off.json
 err '--policy needs --forward'
-rc 2 verify --forward "$model" --policy off.json --approximate-solve 2
+rc 2 verify --forward "$model" --tokens ids.txt --policy off.json --approximate-solve 2
 err 'without a quantisation policy'
-rc 5 verify --forward "$model" --policy absent.json
+rc 5 verify --forward "$model" --tokens ids.txt --policy absent.json
 err 'absent.json: No such file'
 echo '{' >broken.json
-rc 3 verify --forward "$model" --policy broken.json
+rc 3 verify --forward "$model" --tokens ids.txt --policy broken.json
 err 'broken.json'
 one_line
 rules '*kda_u_quantizer' "$fp8" >handle.json
-rc 4 verify --forward "$model" --policy handle.json
+rc 4 verify --forward "$model" --tokens ids.txt --policy handle.json
 err "handle.json: quant_cfg\[1\]: no handle '\*kda_u_quantizer'"
 rc 4 verify --forward "$FIXTURES/hf/llama_tiny_tied" --policy exact.json
 err "no KDA module '\*'"
@@ -72,7 +74,7 @@ rc 0 convert b f --to safetensors --layout hf
 rc 0 convert n g --to safetensors --layout hf
 rm -f f/ckpt.manifest.json g/ckpt.manifest.json
 for x in b f g; do
-    rc 0 verify --forward $x
+    rc 0 verify --forward $x --tokens ids.txt
     out 'quantisation policy [0-9a-f]{12}… on 3 of 3'
 done
 rc 0 inspect f
@@ -84,7 +86,7 @@ err '--policy is not what it was; --change'
 rc 0 train --resume a --policy fp8.json --data "$data" --steps 2
 rc 0 train --resume a --policy off.json --data "$data" --steps 2 --change --save off
 no_err 'quantisation policy'
-rc 0 verify --forward off
+rc 0 verify --forward off --tokens ids.txt
 no_out 'quantisation policy'
 rc 2 train --resume off --policy fp8.json --data "$data" --steps 3
 sed -i 's/"kda_quant_policy_sha256":"./"kda_quant_policy_sha256":"x/' g/*.safetensors
