@@ -25,12 +25,12 @@ typedef struct ckpt_eng_rope {
 /* cos, sin [T, dim/2], scaled as YaRN says; positions restart with every sequence, at offset[n] (NULL
  * = 0). */
 ckpt_status ENG(rope_table)(ckpt_eng *e, const ckpt_eng_rope *r, const ckpt_eng_seq *seq,
-                            const int64_t *offset, real *cos, real *sin,
+                            const int64_t *offset, wreal *cos, wreal *sin,
                             ckpt_err *err) CKPT_MUST_USE;
 /* Rotate the first r->dim of `dim` channels of x [T, heads, ..] in place; ldx, ldh strides of tokens
  * and heads. `inverse` is the backward. */
 ckpt_status ENG(rope)(ckpt_eng *e, const ckpt_eng_rope *r, int64_t T, int64_t heads, real *x,
-                      int64_t ldx, int64_t ldh, const real *cos, const real *sin, bool inverse,
+                      int64_t ldx, int64_t ldh, const wreal *cos, const wreal *sin, bool inverse,
                       ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- softmax attention (attention.c) -------------------------------------------------------- */
@@ -54,11 +54,11 @@ typedef struct ckpt_eng_attention {
 
 /* q [T, N, DK], k [T, G, DK], v [T, G, DV], o [T, N, DV]; lse [T, N]: log of the sum of exponents. */
 ckpt_status ENG(attention)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_eng_seq *seq,
-                           const real *q, const real *k, const real *v, real *o, real *lse,
+                           const real *q, const real *k, const real *v, real *o, wreal *lse,
                            ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(attention_bwd)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_eng_seq *seq,
                                const real *q, const real *k, const real *v, const real *o,
-                               const real *lse, const real *d_o, real *dq, real *dk, real *dv,
+                               const wreal *lse, const real *d_o, real *dq, real *dk, real *dv,
                                ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- blocks (gqa.c, mla.c): calling sequence as in blocks.h --------------------------------- */
@@ -80,8 +80,8 @@ typedef struct ckpt_eng_gqa {
 
 typedef struct ENG(gqa_params) {
     real *q, *k, *v, *gate, *o;     /* weights; gate or NULL */
-    real *q_bias, *k_bias, *v_bias; /* or NULL */
-    real *q_norm, *k_norm;          /* [DK] or NULL */
+    wreal *q_bias, *k_bias, *v_bias; /* or NULL */
+    wreal *q_norm, *k_norm;         /* [DK] or NULL */
 } ENG(gqa_params);
 
 typedef struct ckpt_eng_mla {
@@ -94,20 +94,22 @@ typedef struct ckpt_eng_mla {
 } ckpt_eng_mla;
 
 typedef struct ENG(mla_params) {
-    real *q, *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b, *gate, *o;
+    real *q, *q_a, *q_b, *kv_a, *kv_b, *gate, *o;
+    wreal *q_a_norm, *kv_a_norm;
 } ENG(mla_params);
 
 typedef struct ENG(rope_tables) {
-    const real *cos,
+    const wreal *cos,
         *sin; /* [T, dim/2] of ENG(rope_table); unused on a layer that does not rotate */
 } ENG(rope_tables);
 
 typedef struct ENG(gqa_saved) {
     real *q_raw, *k_raw; /* before norm and rotation; those arrays themselves without a norm */
     real *q, *k, *v;     /* [T, N, DK], [T, G, DK], [T, G, DV] */
-    real *rq, *rk;       /* norm statistics [T, N], [T, G] */
+    wreal *rq, *rk;      /* norm statistics [T, N], [T, G] */
     real *gate;          /* before the sigmoid [T, N, DV] */
-    real *o, *lse;       /* [T, N, DV], [T, N] */
+    real *o;             /* [T, N, DV] */
+    wreal *lse;          /* [T, N] */
 } ENG(gqa_saved);
 
 ckpt_status ENG(gqa_save)(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T, ENG(gqa_saved) * saved,
@@ -123,12 +125,14 @@ ckpt_status ENG(gqa_bwd)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq 
                          real *dx, const ENG(gqa_params) * grads, ckpt_err *err) CKPT_MUST_USE;
 
 typedef struct ENG(mla_saved) {
-    real *q_a, *q_an, *rq; /* query latent, normed, statistics; q_an is q_a without a norm */
+    real *q_a, *q_an;      /* query latent, normed; q_an is q_a without a norm */
     real *kv_a;            /* [T, RK + DR] */
-    real *c, *cn, *rc;     /* key latent [T, RK], normed, statistics */
+    real *c, *cn;          /* key latent [T, RK], normed */
+    wreal *rq, *rc;        /* statistics of the norms */
     real *q, *k, *v;       /* [T, N, DN + DR] twice, [T, N, DV]; rotated */
     real *gate;            /* before the sigmoid [T, N] or [T, N, DV] */
-    real *o, *lse;         /* [T, N, DV], [T, N] */
+    real *o;               /* [T, N, DV] */
+    wreal *lse;            /* [T, N] */
 } ENG(mla_saved);
 
 ckpt_status ENG(mla_save)(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T, ENG(mla_saved) * saved,

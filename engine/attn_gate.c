@@ -1,4 +1,5 @@
-#include "attn_gate.h"
+/* Output gates of the attention blocks. */
+#include "move.h"
 
 #include "checked.h"
 #include "real_math.h"
@@ -22,11 +23,14 @@ static void gate_item(void *arg, int64_t item, int worker)
                 j->o[r * j->D + c] * ENG(logistic)(j->g[r * j->per + (j->per == 1 ? 0 : c)]);
 }
 
-void ENG(gate_heads)(const ckpt_eng *e, int64_t T, int64_t N, int64_t D, int64_t per, const real *o,
-                     const real *g, real *y)
+ckpt_status ENG(gate_heads)(ckpt_eng *e, int64_t T, int64_t N, int64_t D, int64_t per,
+                            const real *o, const real *g, real *y, ckpt_err *err)
 {
-    ckpt_eng_parallel(e, (T * N + ROWS - 1) / ROWS, gate_item,
-                      &(gate_job){T, N, D, per, o, g, NULL, y, NULL});
+    (void)err;
+    if (!e->dry)
+        ckpt_eng_parallel(e, (T * N + ROWS - 1) / ROWS, gate_item,
+                          &(gate_job){T, N, D, per, o, g, NULL, y, NULL});
+    return CKPT_OK;
 }
 
 static void gate_bwd_item(void *arg, int64_t item, int worker)
@@ -51,32 +55,13 @@ static void gate_bwd_item(void *arg, int64_t item, int worker)
     }
 }
 
-void ENG(gate_heads_bwd)(const ckpt_eng *e, int64_t T, int64_t N, int64_t D, int64_t per,
-                         const real *o, const real *g, const real *dy, real *d_o, real *dg)
+ckpt_status ENG(gate_heads_bwd)(ckpt_eng *e, int64_t T, int64_t N, int64_t D, int64_t per,
+                                const real *o, const real *g, const real *dy, real *d_o, real *dg,
+                                ckpt_err *err)
 {
-    ckpt_eng_parallel(e, (T * N + ROWS - 1) / ROWS, gate_bwd_item,
-                      &(gate_job){T, N, D, per, o, g, dy, d_o, dg});
-}
-
-typedef struct copy_job {
-    int64_t rows, n, ld_from, ld_to;
-    const real *from;
-    real *to;
-} copy_job;
-
-static void copy_item(void *arg, int64_t item, int worker)
-{
-    const copy_job *j = arg;
-    int64_t hi = ckpt_min_i64((item + 1) * ROWS, j->rows);
-    (void)worker;
-    for (int64_t r = item * ROWS; r < hi; r++)
-        for (int64_t c = 0; c < j->n; c++)
-            j->to[r * j->ld_to + c] = j->from[r * j->ld_from + c];
-}
-
-void ENG(copy_columns)(const ckpt_eng *e, int64_t rows, int64_t n, const real *from,
-                       int64_t ld_from, real *to, int64_t ld_to)
-{
-    ckpt_eng_parallel(e, (rows + ROWS - 1) / ROWS, copy_item,
-                      &(copy_job){rows, n, ld_from, ld_to, from, to});
+    (void)err;
+    if (!e->dry)
+        ckpt_eng_parallel(e, (T * N + ROWS - 1) / ROWS, gate_bwd_item,
+                          &(gate_job){T, N, D, per, o, g, dy, d_o, dg});
+    return CKPT_OK;
 }

@@ -66,38 +66,40 @@ typedef struct ckpt_eng_linattn {
  * and dt_bias (Megatron's GDN2). */
 typedef struct ENG(linattn_params) {
     real *q, *k, *v;                /* [H*K, D], [H*K, D], [HV*V, D] */
-    real *conv_q, *conv_k, *conv_v; /* [channels, W] */
+    wreal *conv_q, *conv_k, *conv_v; /* [channels, W] */
     real *f;                        /* [DF, D], when f_rank is 0 */
     real *f_a, *f_b;                /* [f_rank, D], [DF, f_rank] */
     real *z;                        /* [HV*V, D], when z_rank is 0 */
     real *z_a, *z_b;                /* [z_rank, D], [HV*V, z_rank] */
-    real *z_bias;                   /* [HV*V] or NULL */
+    wreal *z_bias;                   /* [HV*V] or NULL */
     real *erase;                    /* beta [HV, D], or GDN2 b [HV*K, D] */
     real *write;                    /* GDN2 w [HV*V, D] */
-    real *A_log, *dt_bias;          /* [HV], [DF] */
-    real *norm;                     /* [V] */
+    wreal *A_log, *dt_bias;          /* [HV], [DF] */
+    wreal *norm;                     /* [V] */
     real *out;                      /* [D, HV*V] */
 } ENG(linattn_params);
 
 typedef struct ENG(linattn_saved) {
     real *pre_q, *pre_k, *pre_v; /* projections before the convolution */
     real *q, *k, *v;             /* after it; q and k normed */
-    real *rq, *rk;               /* reciprocal norms [T, H] */
+    wreal *rq, *rk;              /* reciprocal norms [T, H] */
     real *f_mid, *z_mid;         /* low-rank middles */
-    real *f, *g;                 /* raw decay input [T, DF], decay of value heads */
+    real *f;                     /* raw decay input [T, DF] */
+    wreal *g;                    /* decay of value heads */
     real *z;                     /* output gate input */
-    real *erase, *write;         /* after the sigmoid, of value heads */
-    real *o, *rstd;              /* recurrence output [T, HV, V], norm statistics [T, HV] */
-    real *states;                /* of the recurrence; NULL with `quant` */
+    wreal *erase, *write;        /* after the sigmoid, of value heads */
+    real *o;                     /* recurrence output [T, HV, V] */
+    wreal *rstd;                 /* norm statistics [T, HV] */
+    wreal *states;               /* of the recurrence; NULL with `quant` */
     ENG(quant_saved) quant;
     /* A sequence over several ranks (cut.h): what comes before this rank's tokens. NULL without */
     real *hist_q, *hist_k, *hist_v; /* [N, W-1, channels] rows before the convolution */
-    real *state0;                   /* [N, HV, K, V] */
+    wreal *state0;                  /* [N, HV, K, V] */
 } ENG(linattn_saved);
 
 /* What a sequence carries into its next tokens (inference, chunked prefill). */
 typedef struct ENG(linattn_state) {
-    real *delta;                    /* [N, HV, K, V] */
+    wreal *delta;                   /* [N, HV, K, V] */
     real *conv_q, *conv_k, *conv_v; /* [N, W-1, channels] */
 } ENG(linattn_state);
 

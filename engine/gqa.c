@@ -1,5 +1,5 @@
 /* Grouped-query attention block: biases, norms of q and k, rotation, attention, elementwise gate. */
-#include "attn_gate.h"
+#include "move.h"
 
 #include "checked.h"
 #include "cut.h"
@@ -28,18 +28,18 @@ ckpt_status ENG(gqa_save)(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T, ENG(gqa
     s->q = b->qk_norm ? ckpt_eng_take(e, T * a->N * a->DK, sizeof(real)) : s->q_raw;
     s->k = b->qk_norm ? ckpt_eng_take(e, T * a->G * a->DK, sizeof(real)) : s->k_raw;
     s->v = ckpt_eng_take(e, T * a->G * a->DV, sizeof(real));
-    s->rq = ckpt_eng_take(e, T * a->N, sizeof(real));
-    s->rk = ckpt_eng_take(e, T * a->G, sizeof(real));
+    s->rq = ckpt_eng_take(e, T * a->N, sizeof(wreal));
+    s->rk = ckpt_eng_take(e, T * a->G, sizeof(wreal));
     if (b->gated)
         s->gate = ckpt_eng_take(e, T * a->N * a->DV, sizeof(real));
     s->o = ckpt_eng_take(e, T * a->N * a->DV, sizeof(real));
-    s->lse = ckpt_eng_take(e, T * a->N, sizeof(real));
+    s->lse = ckpt_eng_take(e, T * a->N, sizeof(wreal));
     return ckpt_eng_check(e, err);
 }
 
 static ckpt_status norm_and_rotate(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T, int64_t heads,
-                                   const real *w, const ENG(rope_tables) * rope, const real *raw,
-                                   real *r, real *to, ckpt_err *err)
+                                   const wreal *w, const ENG(rope_tables) * rope, const real *raw,
+                                   wreal *r, real *to, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     int64_t d = b->attn.DK;
@@ -73,8 +73,7 @@ ckpt_status ENG(gqa)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq *seq
         real *gated = ckpt_eng_take(e, T * out, sizeof *gated);
         CKPT_CHECK(ckpt_eng_check(e, err));
         CKPT_CHECK(ENG(linear)(e, T, b->H, out, x, b->H, p->gate, NULL, false, s->gate, out, err));
-        if (!e->dry)
-            ENG(gate_heads)(e, T, a->N, a->DV, a->DV, s->o, s->gate, gated);
+        CKPT_CHECK(ENG(gate_heads)(e, T, a->N, a->DV, a->DV, s->o, s->gate, gated, err));
         o = gated;
     }
     CKPT_CHECK(ENG(linear)(e, T, out, b->H, o, out, p->o, NULL, add, y, b->H, err));
@@ -84,8 +83,8 @@ done:
 }
 
 static ckpt_status undo_rotation(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T, int64_t heads,
-                                 const real *w, const ENG(rope_tables) * rope, const real *raw,
-                                 const real *r, real *d, real *dw, ckpt_err *err)
+                                 const wreal *w, const ENG(rope_tables) * rope, const real *raw,
+                                 const wreal *r, real *d, wreal *dw, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     int64_t n = b->attn.DK;
@@ -114,15 +113,14 @@ static ckpt_status output_bwd(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T,
         gated = ckpt_eng_take(e, T * out, sizeof *gated);
         dg = ckpt_eng_take(e, T * out, sizeof *dg);
         CKPT_CHECK(ckpt_eng_check(e, err));
-        if (!e->dry)
-            ENG(gate_heads)(e, T, a->N, a->DV, a->DV, s->o, s->gate, gated);
+        CKPT_CHECK(ENG(gate_heads)(e, T, a->N, a->DV, a->DV, s->o, s->gate, gated, err));
         o = gated;
     }
     CKPT_CHECK(ENG(linear_dw)(e, T, out, b->H, dy, b->H, o, out, g->o, NULL, err));
     CKPT_CHECK(ENG(linear_dx)(e, T, out, b->H, dy, b->H, p->o, false, d_o, out, err));
     if (b->gated) {
-        if (!e->dry)
-            ENG(gate_heads_bwd)(e, T, a->N, a->DV, a->DV, s->o, s->gate, d_o, d_o, dg);
+        CKPT_CHECK(
+            ENG(gate_heads_bwd)(e, T, a->N, a->DV, a->DV, s->o, s->gate, d_o, d_o, dg, err));
         CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, out, dg, x, p->gate, *add, dx, g->gate, NULL, err));
         *add = true;
     }

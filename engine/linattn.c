@@ -5,9 +5,8 @@
 
 #include "checked.h"
 #include "linattn_cut.h"
+#include "move.h"
 #include "par.h"
-
-#include <string.h>
 
 typedef struct sizes {
     int64_t T, D, QK, VD, HV;
@@ -93,6 +92,11 @@ static real *rows(ckpt_eng *e, int64_t T, int64_t n)
     return n > 0 ? ckpt_eng_take(e, T * n, sizeof(real)) : NULL;
 }
 
+static wreal *wide_rows(ckpt_eng *e, int64_t T, int64_t n)
+{
+    return n > 0 ? ckpt_eng_take(e, T * n, sizeof(wreal)) : NULL;
+}
+
 ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
                               ENG(linattn_saved) * s, ckpt_err *err)
 {
@@ -109,22 +113,22 @@ ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt
     s->q = rows(e, z.T, z.QK);
     s->k = rows(e, z.T, z.QK);
     s->v = rows(e, z.T, z.VD);
-    s->rq = rows(e, z.T, b->delta.H);
-    s->rk = rows(e, z.T, b->delta.H);
+    s->rq = wide_rows(e, z.T, b->delta.H);
+    s->rk = wide_rows(e, z.T, b->delta.H);
     s->f_mid = rows(e, z.T, b->f_rank);
     s->z_mid = rows(e, z.T, b->z_rank);
     s->f = rows(e, z.T, z.DF);
-    s->g = rows(e, z.T, z.DF * z.G);
+    s->g = wide_rows(e, z.T, z.DF * z.G);
     s->z = rows(e, z.T, z.VD);
-    s->erase = rows(e, z.T, z.DE * z.G);
-    s->write = gdn2 ? rows(e, z.T, z.VD) : NULL;
+    s->erase = wide_rows(e, z.T, z.DE * z.G);
+    s->write = gdn2 ? wide_rows(e, z.T, z.VD) : NULL;
     s->o = rows(e, z.T, z.VD);
-    s->rstd = rows(e, z.T, z.HV);
+    s->rstd = wide_rows(e, z.T, z.HV);
     s->states = NULL;
     if (b->quant != NULL)
         status = ENG(kda_quant_save)(e, b->quant, &b->delta, seq, &s->quant, err);
     else
-        s->states = ckpt_eng_take(e, ENG(delta_saved_len)(&b->delta, seq), sizeof(real));
+        s->states = ckpt_eng_take(e, ENG(delta_saved_len)(&b->delta, seq), sizeof(wreal));
     if (status != CKPT_OK)
         return status;
     return ENG(linattn_cut_save)(e, b, seq, s, err);
@@ -133,7 +137,8 @@ ckpt_status ENG(linattn_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt
 /* A projection that may be low-rank: y = x w^T, or y = (x a^T) b^T with the middle kept. */
 typedef struct branch {
     int64_t T, D, rank, n;
-    const real *w, *a, *b, *bias;
+    const real *w, *a, *b;
+    const wreal *bias;
     real *mid;
 } branch;
 
@@ -150,7 +155,8 @@ static ckpt_status branch_forward(ckpt_eng *e, const branch *r, const real *x, r
 }
 
 typedef struct branch_grads {
-    real *w, *a, *b, *bias;
+    real *w, *a, *b;
+    wreal *bias;
 } branch_grads;
 
 /* dx += */
@@ -235,28 +241,40 @@ done:
     return status;
 }
 
-/* [T, HG, n] -> [T, HG, G, n] where it lies, each head G times. From the end: what is written never lies
- * before what is still to be read. */
-static void repeat_heads(const ckpt_eng *e, const sizes *z, int64_t n, real *x)
+/* An erase or write gate of all value heads: the sigmoid of what is projected, of groups of value heads
+ * that share one the same. */
+static ckpt_status forward_sigmoid(ckpt_eng *e, const sizes *z, int64_t n, int64_t G, double scale,
+                                   const real *x, const real *w, wreal *y, ckpt_err *err)
 {
-    if (e->dry || z->G == 1)
-        return;
-    for (int64_t i = z->T * z->HG * z->G - 1; i > 0; i--)
-        memmove(x + i * n, x + i / z->G * n, (size_t)n * sizeof *x);
+    const size_t mark = ckpt_eng_mark(e);
+    ckpt_status status;
+    real *raw = rows(e, z->T, n);
+    wreal *one = G > 1 ? wide_rows(e, z->T, n) : y;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    CKPT_CHECK(project(e, z, x, w, n, raw, err));
+    CKPT_CHECK(ENG(sigmoid)(e, z->T * n, scale, raw, one, err));
+    if (G > 1)
+        CKPT_CHECK(ENG(repeat_heads)(e, z->T * z->HG, G, n / z->HG, one, y, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
 }
 
-/* Its adjoint: the sums of each G heads. */
-static void sum_heads(const ckpt_eng *e, const sizes *z, int64_t n, real *x)
+static ckpt_status forward_decay(ckpt_eng *e, const ckpt_eng_linattn *b, const sizes *z,
+                                 const ENG(linattn_params) * p, const ENG(linattn_saved) * s,
+                                 ckpt_err *err)
 {
-    if (e->dry || z->G == 1)
-        return;
-    for (int64_t i = 0; i < z->T * z->HG; i++)
-        for (int64_t c = 0; c < n; c++) {
-            real sum = 0;
-            for (int64_t k = 0; k < z->G; k++)
-                sum += x[(i * z->G + k) * n + c];
-            x[i * n + c] = sum;
-        }
+    const int64_t n = z->DF / z->HG;
+    const size_t mark = ckpt_eng_mark(e);
+    ckpt_status status;
+    wreal *one = z->G > 1 ? wide_rows(e, z->T, z->DF) : s->g;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    CKPT_CHECK(ENG(gate)(e, z->T, z->HG, n, s->f, p->A_log, p->dt_bias, b->bound, one, err));
+    if (z->G > 1)
+        CKPT_CHECK(ENG(repeat_heads)(e, z->T * z->HG, z->G, n, one, s->g, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
 }
 
 static ckpt_status forward_gates(ckpt_eng *e, const ckpt_eng_linattn *b, const sizes *z,
@@ -266,22 +284,16 @@ static ckpt_status forward_gates(ckpt_eng *e, const ckpt_eng_linattn *b, const s
     const branch f = f_branch(b, z, p, s), gate = z_branch(b, z, p, s);
     ckpt_status status;
     CKPT_CHECK(branch_forward(e, &f, x, s->f, err));
-    CKPT_CHECK(
-        ENG(gate)(e, z->T, z->HG, z->DF / z->HG, s->f, p->A_log, p->dt_bias, b->bound, s->g, err));
-    repeat_heads(e, z, z->DF / z->HG, s->g);
+    CKPT_CHECK(forward_decay(e, b, z, p, s, err));
     CKPT_CHECK(branch_forward(e, &gate, x, s->z, err));
-    CKPT_CHECK(project(e, z, x, p->erase, z->DE, s->erase, err));
-    CKPT_CHECK(ENG(sigmoid)(e, z->T * z->DE, erase_scale(b), s->erase, s->erase, err));
-    repeat_heads(e, z, z->DE / z->HG, s->erase);
-    if (s->write) {
-        CKPT_CHECK(project(e, z, x, p->write, z->VD, s->write, err));
-        CKPT_CHECK(ENG(sigmoid)(e, z->T * z->VD, 1, s->write, s->write, err));
-    }
+    CKPT_CHECK(forward_sigmoid(e, z, z->DE, z->G, erase_scale(b), x, p->erase, s->erase, err));
+    if (s->write)
+        CKPT_CHECK(forward_sigmoid(e, z, z->VD, 1, 1, x, p->write, s->write, err));
 done:
     return status;
 }
 
-static ENG(delta_in) delta_inputs(const ENG(linattn_saved) * s, const real *state0)
+static ENG(delta_in) delta_inputs(const ENG(linattn_saved) * s, const wreal *state0)
 {
     return (ENG(delta_in)){.q = s->q,
                            .k = s->k,
@@ -298,7 +310,7 @@ ckpt_status ENG(linattn)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_
 {
     const sizes z = sizes_of(b, seq);
     const size_t mark = ckpt_eng_mark(e);
-    real *state = st ? st->delta : NULL;
+    wreal *state = st ? st->delta : NULL;
     ckpt_status status = check(b, seq, err);
     if (status == CKPT_OK)
         status = check_quant(e, b, st != NULL, err);
@@ -329,7 +341,7 @@ done:
 typedef struct work {
     real *normed, *d_o, *dz;
     ENG(delta_grad) in;
-    real *dpre; /* [T, max(QK, VD)] gradient before a convolution */
+    real *dpre; /* gradient before a convolution or of a gate's projection, [T, what is widest] */
 } work;
 
 /* dy -> d_o of the recurrence and dz of the gate; out, norm. */
@@ -354,8 +366,10 @@ done:
 /* One of q, k, v back to x. d is the gradient after the convolution. */
 typedef struct conv_back {
     int64_t n;
-    const real *pre, *w_conv, *w, *d, *history; /* history or NULL */
-    real *dw_conv, *dw;
+    const real *pre, *w, *d, *history; /* history or NULL */
+    const wreal *w_conv;
+    wreal *dw_conv;
+    real *dw;
 } conv_back;
 
 static ckpt_status backward_conv(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
@@ -384,9 +398,9 @@ static ckpt_status backward_qkv(ckpt_eng *e, const ckpt_eng_linattn *b, const ck
 {
     const int64_t n = z->T * b->delta.H, K = b->delta.K;
     const conv_back three[] = {
-        {z->QK, s->pre_q, p->conv_q, p->q, w->in.q, s->hist_q, g->conv_q, g->q},
-        {z->QK, s->pre_k, p->conv_k, p->k, w->in.k, s->hist_k, g->conv_k, g->k},
-        {z->VD, s->pre_v, p->conv_v, p->v, w->in.v, s->hist_v, g->conv_v, g->v},
+        {z->QK, s->pre_q, p->q, w->in.q, s->hist_q, p->conv_q, g->conv_q, g->q},
+        {z->QK, s->pre_k, p->k, w->in.k, s->hist_k, p->conv_k, g->conv_k, g->k},
+        {z->VD, s->pre_v, p->v, w->in.v, s->hist_v, p->conv_v, g->conv_v, g->v},
     };
     ckpt_status status;
     CKPT_CHECK(ENG(l2norm_bwd)(e, n, K, s->q, s->rq, w->in.q, w->in.q, err));
@@ -397,15 +411,15 @@ done:
     return status;
 }
 
-/* Sigmoid gate back to x: d holds the gradient of the gate and is overwritten. */
+/* Sigmoid gate back to x: d is the gradient of the gate, raw room for that of what is projected. */
 static ckpt_status backward_sigmoid(ckpt_eng *e, const sizes *z, int64_t n, double scale,
-                                    const real *y, const real *wt, const real *x, real *d, real *dw,
-                                    real *dx, ckpt_err *err)
+                                    const wreal *y, const real *wt, const real *x, const wreal *d,
+                                    real *raw, real *dw, real *dx, ckpt_err *err)
 {
     ckpt_status status;
-    CKPT_CHECK(ENG(sigmoid_bwd)(e, z->T * n, scale, y, d, d, err));
-    CKPT_CHECK(ENG(linear_dw)(e, z->T, z->D, n, d, n, x, z->D, dw, NULL, err));
-    CKPT_CHECK(ENG(linear_dx)(e, z->T, z->D, n, d, n, wt, true, dx, z->D, err));
+    CKPT_CHECK(ENG(sigmoid_bwd)(e, z->T * n, scale, y, d, raw, err));
+    CKPT_CHECK(ENG(linear_dw)(e, z->T, z->D, n, raw, n, x, z->D, dw, NULL, err));
+    CKPT_CHECK(ENG(linear_dx)(e, z->T, z->D, n, raw, n, wt, true, dx, z->D, err));
 done:
     return status;
 }
@@ -418,18 +432,40 @@ static ckpt_status backward_erase(ckpt_eng *e, const ckpt_eng_linattn *b, const 
 {
     const int64_t n = z->DE / z->HG;
     const size_t mark = ckpt_eng_mark(e);
-    const real *erase = s->erase;
+    const wreal *erase = s->erase, *d = w->in.erase;
     ckpt_status status = CKPT_OK;
     if (z->G > 1) {
-        real *one = rows(e, z->T, z->DE);
+        wreal *one = wide_rows(e, z->T, z->DE), *sum = wide_rows(e, z->T, z->DE);
         CKPT_CHECK(ckpt_eng_check(e, err));
-        for (int64_t i = 0; i < z->T * z->HG && !e->dry; i++)
-            memcpy(one + i * n, s->erase + i * z->G * n, (size_t)n * sizeof *one);
-        sum_heads(e, z, n, w->in.erase);
+        CKPT_CHECK(ENG(first_heads)(e, z->T * z->HG, z->G, n, s->erase, one, err));
+        CKPT_CHECK(ENG(sum_heads)(e, z->T * z->HG, z->G, n, w->in.erase, sum, err));
         erase = one;
+        d = sum;
     }
-    CKPT_CHECK(backward_sigmoid(e, z, z->DE, erase_scale(b), erase, p->erase, x, w->in.erase,
+    CKPT_CHECK(backward_sigmoid(e, z, z->DE, erase_scale(b), erase, p->erase, x, d, w->dpre,
                                 g->erase, dx, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+/* The decay back to its projection, in w->dpre. */
+static ckpt_status backward_decay(ckpt_eng *e, const ckpt_eng_linattn *b, const sizes *z,
+                                  const ENG(linattn_params) * p, const ENG(linattn_saved) * s,
+                                  const ENG(linattn_params) * g, const work *w, ckpt_err *err)
+{
+    const int64_t n = z->DF / z->HG;
+    const size_t mark = ckpt_eng_mark(e);
+    const wreal *d = w->in.g;
+    ckpt_status status;
+    if (z->G > 1) {
+        wreal *sum = wide_rows(e, z->T, z->DF);
+        CKPT_CHECK(ckpt_eng_check(e, err));
+        CKPT_CHECK(ENG(sum_heads)(e, z->T * z->HG, z->G, n, w->in.g, sum, err));
+        d = sum;
+    }
+    CKPT_CHECK(ENG(gate_bwd)(e, z->T, z->HG, n, s->f, p->A_log, p->dt_bias, b->bound, d, w->dpre,
+                             g->A_log, g->dt_bias, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;
@@ -444,15 +480,13 @@ static ckpt_status backward_gates(ckpt_eng *e, const ckpt_eng_linattn *b, const 
     const branch_grads df = {g->f, g->f_a, g->f_b, NULL},
                        dgate = {g->z, g->z_a, g->z_b, p->z_bias ? g->z_bias : NULL};
     ckpt_status status;
-    sum_heads(e, z, z->DF / z->HG, w->in.g);
-    CKPT_CHECK(ENG(gate_bwd)(e, z->T, z->HG, z->DF / z->HG, s->f, p->A_log, p->dt_bias, b->bound,
-                             w->in.g, w->in.g, g->A_log, g->dt_bias, err));
-    CKPT_CHECK(branch_backward(e, &f, x, w->in.g, &df, dx, err));
+    CKPT_CHECK(backward_decay(e, b, z, p, s, g, w, err));
+    CKPT_CHECK(branch_backward(e, &f, x, w->dpre, &df, dx, err));
     CKPT_CHECK(branch_backward(e, &gate, x, w->dz, &dgate, dx, err));
     CKPT_CHECK(backward_erase(e, b, z, p, s, x, g, w, dx, err));
     if (s->write)
-        CKPT_CHECK(backward_sigmoid(e, z, z->VD, 1, s->write, p->write, x, w->in.write, g->write,
-                                    dx, err));
+        CKPT_CHECK(backward_sigmoid(e, z, z->VD, 1, s->write, p->write, x, w->in.write, w->dpre,
+                                    g->write, dx, err));
 done:
     return status;
 }
@@ -465,10 +499,11 @@ static ckpt_status take_work(ckpt_eng *e, const sizes *z, bool gdn2, work *w, ck
     w->in = (ENG(delta_grad)){.q = rows(e, z->T, z->QK),
                               .k = rows(e, z->T, z->QK),
                               .v = w->normed, /* done with when the recurrence starts */
-                              .g = rows(e, z->T, z->DF * z->G),
-                              .erase = rows(e, z->T, z->DE * z->G),
-                              .write = gdn2 ? rows(e, z->T, z->VD) : NULL};
-    w->dpre = rows(e, z->T, ckpt_max_i64(z->QK, z->VD));
+                              .g = wide_rows(e, z->T, z->DF * z->G),
+                              .erase = wide_rows(e, z->T, z->DE * z->G),
+                              .write = gdn2 ? wide_rows(e, z->T, z->VD) : NULL};
+    w->dpre = rows(e, z->T,
+                   ckpt_max_i64(ckpt_max_i64(z->QK, z->VD), ckpt_max_i64(z->DF, z->DE)));
     return ckpt_eng_check(e, err);
 }
 
@@ -486,9 +521,8 @@ ckpt_status ENG(linattn_bwd)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_
     const ENG(delta_in) in = delta_inputs(s, s->state0);
     CKPT_CHECK(take_work(e, &z, s->write != NULL, &w, err));
     CKPT_CHECK(backward_output(e, b, &z, p, s, dy, grads, &w, err));
-    if (!add && !e->dry)
-        for (int64_t i = 0; i < z.T * z.D; i++)
-            dx[i] = 0;
+    if (!add)
+        CKPT_CHECK(ENG(zero)(e, z.T * z.D, dx, err));
     if (b->quant != NULL)
         CKPT_CHECK(ENG(kda_quant_bwd)(e, b->quant, &b->delta, seq, &in, &s->quant, w.d_o, NULL,
                                       &w.in, err));

@@ -3,9 +3,10 @@
  * Training uses the expanded form: keys [k_nope | k_pe broadcast to the heads] and values are made from
  * the latent. Decoding keeps the latent and folds the up-projections into query and output.
  * Source: mla-moe-math.md sections 2.2 to 2.8. */
-#include "attn_gate.h"
+#include "move.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "checked.h"
 #include "cut.h"
@@ -73,19 +74,19 @@ ckpt_status ENG(mla_save)(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T, ENG(mla
     if (b->RQ > 0) {
         s->q_a = ckpt_eng_take(e, T * b->RQ, sizeof(real));
         s->q_an = b->latent_norm ? ckpt_eng_take(e, T * b->RQ, sizeof(real)) : s->q_a;
-        s->rq = ckpt_eng_take(e, T, sizeof(real));
+        s->rq = ckpt_eng_take(e, T, sizeof(wreal));
     }
     s->kv_a = ckpt_eng_take(e, T * (b->RK + b->DR), sizeof(real));
     s->c = ckpt_eng_take(e, T * b->RK, sizeof(real));
     s->cn = b->latent_norm ? ckpt_eng_take(e, T * b->RK, sizeof(real)) : s->c;
-    s->rc = ckpt_eng_take(e, T, sizeof(real));
+    s->rc = ckpt_eng_take(e, T, sizeof(wreal));
     s->q = ckpt_eng_take(e, T * b->N * dq, sizeof(real));
     s->k = ckpt_eng_take(e, T * b->N * dq, sizeof(real));
     s->v = ckpt_eng_take(e, T * b->N * b->DV, sizeof(real));
     if (gate_width(b) > 0)
         s->gate = ckpt_eng_take(e, T * b->N * gate_width(b), sizeof(real));
     s->o = ckpt_eng_take(e, T * b->N * b->DV, sizeof(real));
-    s->lse = ckpt_eng_take(e, T * b->N, sizeof(real));
+    s->lse = ckpt_eng_take(e, T * b->N, sizeof(wreal));
     return ckpt_eng_check(e, err);
 }
 
@@ -123,8 +124,7 @@ static ckpt_status make_latent(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
     ckpt_status status;
     int64_t wide = b->RK + b->DR;
     CKPT_CHECK(ENG(linear)(e, T, b->H, wide, x, b->H, p->kv_a, NULL, false, s->kv_a, wide, err));
-    if (!e->dry)
-        ENG(copy_columns)(e, T, b->RK, s->kv_a, wide, s->c, b->RK);
+    CKPT_CHECK(ENG(copy_columns)(e, T, b->RK, s->kv_a, wide, s->c, b->RK, err));
     if (b->latent_norm)
         CKPT_CHECK(ENG(rmsnorm)(e, T, b->RK, s->c, p->kv_a_norm, b->centered, latent_eps(b), s->cn,
                                 s->rc, err));
@@ -140,18 +140,13 @@ static ckpt_status expand(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T, const E
                           const ENG(mla_saved) * s, ckpt_err *err)
 {
     ckpt_status status;
-    int64_t dq = b->DN + b->DR, per = b->DN + b->DV, wide = b->RK + b->DR;
+    int64_t per = b->DN + b->DV;
     size_t mark = ckpt_eng_mark(e);
     real *kv = ckpt_eng_take(e, T * b->N * per, sizeof *kv);
     CKPT_CHECK(ckpt_eng_check(e, err));
     CKPT_CHECK(ENG(linear)(e, T, b->RK, b->N * per, s->cn, b->RK, p->kv_b, NULL, false, kv,
                            b->N * per, err));
-    if (!e->dry) {
-        ENG(copy_columns)(e, T * b->N, b->DN, kv, per, s->k, dq);
-        ENG(copy_columns)(e, T * b->N, b->DV, kv + b->DN, per, s->v, b->DV);
-        for (int64_t h = 0; h < b->N; h++)
-            ENG(copy_columns)(e, T, b->DR, s->kv_a + b->RK, wide, s->k + h * dq + b->DN, b->N * dq);
-    }
+    CKPT_CHECK(ENG(split_heads)(e, b, T, kv, s->kv_a, s->k, s->v, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;
@@ -159,11 +154,9 @@ done:
 
 /* The gated attention output into `to`, or the output itself without a gate. */
 static ckpt_status apply_gate(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
-                              const ENG(mla_saved) * s, real *to)
+                              const ENG(mla_saved) * s, real *to, ckpt_err *err)
 {
-    if (!e->dry)
-        ENG(gate_heads)(e, T, b->N, b->DV, gate_width(b), s->o, s->gate, to);
-    return CKPT_OK;
+    return ENG(gate_heads)(e, T, b->N, b->DV, gate_width(b), s->o, s->gate, to, err);
 }
 
 ckpt_status ENG(mla)(ckpt_eng *e, const ckpt_eng_mla *b, const ckpt_eng_seq *seq,
@@ -185,7 +178,7 @@ ckpt_status ENG(mla)(ckpt_eng *e, const ckpt_eng_mla *b, const ckpt_eng_seq *seq
         CKPT_CHECK(ckpt_eng_check(e, err));
         CKPT_CHECK(ENG(linear)(e, T, b->H, b->N * gate_width(b), x, b->H, p->gate, NULL, false,
                                s->gate, b->N * gate_width(b), err));
-        CKPT_CHECK(apply_gate(e, b, T, s, gated));
+        CKPT_CHECK(apply_gate(e, b, T, s, gated, err));
         o = gated;
     }
     CKPT_CHECK(ENG(linear)(e, T, out, b->H, o, out, p->o, NULL, add, y, b->H, err));
@@ -211,13 +204,13 @@ static ckpt_status output_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
         gated = ckpt_eng_take(e, T * out, sizeof *gated);
         dg = ckpt_eng_take(e, T * b->N * width, sizeof *dg);
         CKPT_CHECK(ckpt_eng_check(e, err));
-        CKPT_CHECK(apply_gate(e, b, T, s, gated));
+        CKPT_CHECK(apply_gate(e, b, T, s, gated, err));
         o = gated;
     }
     CKPT_CHECK(ENG(linear_bwd)(e, T, out, b->H, dy, o, p->o, false, d_o, g->o, NULL, err));
     if (width > 0) {
-        if (!e->dry)
-            ENG(gate_heads_bwd)(e, T, b->N, b->DV, width, s->o, s->gate, d_o, d_o, dg);
+        CKPT_CHECK(
+            ENG(gate_heads_bwd)(e, T, b->N, b->DV, width, s->o, s->gate, d_o, d_o, dg, err));
         CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, b->N * width, dg, x, p->gate, *add, dx, g->gate,
                                    NULL, err));
         *add = true;
@@ -256,40 +249,6 @@ done:
     return status;
 }
 
-typedef struct fold_job {
-    const ckpt_eng_mla *b;
-    const real *dk, *dv;
-    real *dkv, *dkv_a;
-    int64_t T;
-} fold_job;
-
-#define ROWS 32
-
-/* Gradients of keys and values into those of the up-projection's output and of the shared key, which
- * is the sum over heads. */
-static void fold_tokens(void *arg, int64_t item, int worker)
-{
-    const fold_job *j = arg;
-    const ckpt_eng_mla *b = j->b;
-    int64_t d = b->DN + b->DR, per = b->DN + b->DV, hi = ckpt_min_i64((item + 1) * ROWS, j->T);
-    (void)worker;
-    for (int64_t t = item * ROWS; t < hi; t++) {
-        real *pe = j->dkv_a + t * (b->RK + b->DR) + b->RK;
-        for (int64_t c = 0; c < b->DR; c++)
-            pe[c] = 0;
-        for (int64_t h = 0; h < b->N; h++) {
-            const real *dk = j->dk + (t * b->N + h) * d, *dv = j->dv + (t * b->N + h) * b->DV;
-            real *dkv = j->dkv + (t * b->N + h) * per;
-            for (int64_t c = 0; c < b->DN; c++)
-                dkv[c] = dk[c];
-            for (int64_t c = 0; c < b->DV; c++)
-                dkv[b->DN + c] = dv[c];
-            for (int64_t c = 0; c < b->DR; c++)
-                pe[c] += dk[b->DN + c];
-        }
-    }
-}
-
 static ckpt_status latent_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
                               const ENG(mla_params) * p, const ENG(rope_tables) * rope,
                               const ENG(mla_saved) * s, const real *x, const real *dk,
@@ -303,9 +262,7 @@ static ckpt_status latent_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
     real *dc = ckpt_eng_take(e, T * b->RK, sizeof *dc);
     ckpt_status status;
     CKPT_CHECK(ckpt_eng_check(e, err));
-    if (!e->dry)
-        ckpt_eng_parallel(e, (T + ROWS - 1) / ROWS, fold_tokens,
-                          &(fold_job){b, dk, dv, dkv, dkv_a, T});
+    CKPT_CHECK(ENG(fold_heads)(e, b, T, dk, dv, dkv, dkv_a, err));
     if (rotates(b))
         CKPT_CHECK(ENG(rope)(e, &b->rope, T, 1, dkv_a + b->RK, wide, wide, rope->cos, rope->sin,
                              true, err));
@@ -314,8 +271,7 @@ static ckpt_status latent_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
     if (b->latent_norm)
         CKPT_CHECK(ENG(rmsnorm_bwd)(e, T, b->RK, s->c, p->kv_a_norm, b->centered, s->rc, dc, false,
                                     dc, g->kv_a_norm, err));
-    if (!e->dry)
-        ENG(copy_columns)(e, T, b->RK, dc, b->RK, dkv_a, wide);
+    CKPT_CHECK(ENG(copy_columns)(e, T, b->RK, dc, b->RK, dkv_a, wide, err));
     CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, wide, dkv_a, x, p->kv_a, add, dx, g->kv_a, NULL, err));
 done:
     ckpt_eng_drop(e, mark);
@@ -348,6 +304,8 @@ done:
 }
 
 /* ---- decoding in latent space ---------------------------------------------------------------- */
+
+#if !CKPT_ON_DEVICE
 
 typedef struct decode_job {
     const ckpt_eng_mla *b;
@@ -412,18 +370,20 @@ ckpt_status ENG(mla_decode)(ckpt_eng *e, const ckpt_eng_mla *b, int64_t n_seq, i
     j.scale = (real)scale_of(b);
     for (int64_t n = 0; n < n_seq && !e->dry; n++) {
         real *to = cache + (n * room + len[n]) * wide;
-        ENG(copy_columns)(e, 1, b->RK, s.cn + n * b->RK, b->RK, to, b->RK);
-        ENG(copy_columns)(e, 1, b->DR, s.kv_a + n * wide + b->RK, b->DR, to + b->RK, b->DR);
+        memcpy(to, s.cn + n * b->RK, (size_t)b->RK * sizeof *to);
+        memcpy(to + b->RK, s.kv_a + n * wide + b->RK, (size_t)b->DR * sizeof *to);
     }
     if (!e->dry)
         ckpt_eng_parallel(e, n_seq * b->N, decode_head, &j);
     if (gate_width(b) > 0) {
         CKPT_CHECK(ENG(linear)(e, n_seq, b->H, b->N * gate_width(b), x, b->H, p->gate, NULL, false,
                                s.gate, b->N * gate_width(b), err));
-        CKPT_CHECK(apply_gate(e, b, n_seq, &s, s.o));
+        CKPT_CHECK(apply_gate(e, b, n_seq, &s, s.o, err));
     }
     CKPT_CHECK(ENG(linear)(e, n_seq, out, b->H, s.o, out, p->o, NULL, false, y, b->H, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;
 }
+
+#endif

@@ -19,18 +19,18 @@ typedef struct ckpt_eng_moe {
 } ckpt_eng_moe;
 
 typedef struct ENG(moe_params) {
-    real *router, *router_bias; /* [E, H], [E] or NULL */
+    wreal *router, *router_bias; /* [E, H], [E] or NULL */
     ENG(mlp_params) * experts;  /* E of them */
     ENG(mlp_params) shared;
     real *shared_gate; /* [1, H] or NULL */
 } ENG(moe_params);
 
 typedef struct ENG(moe_saved) {
-    real *logit, *score; /* [T, E]; score is the sigmoid or softmax */
-    real *lse;           /* [T]: of the logits */
+    wreal *logit, *score; /* [T, E]; score is the sigmoid or softmax */
+    wreal *lse;          /* [T]: of the logits */
     int32_t *chosen;     /* [T, top_k] experts, best first */
-    real *weight;        /* [T, top_k], scaled */
-    real *total;         /* [T]: sum of the chosen scores */
+    wreal *weight;       /* [T, top_k], scaled */
+    wreal *total;        /* [T]: sum of the chosen scores */
     int64_t *first;      /* [E + 1]: rows of every expert */
     int32_t
         *row_of; /* [T, top_k]: row of a token's slot; rows are expert-major, tokens ascending */
@@ -42,7 +42,7 @@ typedef struct ENG(moe_saved) {
     real *shared_g; /* [T]: that gate before the sigmoid */
     /* Experts on several ranks (moe_ep.c): x, gate and up are rows of this rank's experts, and the order
      * of the rows received. */
-    real *weight_in;                /* as received */
+    wreal *weight_in;               /* as received */
     int64_t *first_in;              /* [own experts + 1] */
     int32_t *row_in, *slot_in;      /* received index to row and back */
     int64_t *sent, *received, rows; /* rows to and from every rank; room for */
@@ -79,10 +79,10 @@ ckpt_status ENG(embed_part_bwd)(ckpt_eng *e, int64_t T, int64_t V, int64_t lo, i
 /* loss [T] of logits [T, V] against labels [T], label < 0 = no loss (0); dlogits = (softmax - onehot)
  * * weight[t], may alias logits, or NULL. */
 ckpt_status ENG(xent)(ckpt_eng *e, int64_t T, int64_t V, const real *logits, const int32_t *labels,
-                      const real *weight, real *loss, real *dlogits, ckpt_err *err) CKPT_MUST_USE;
+                      const wreal *weight, wreal *loss, real *dlogits, ckpt_err *err) CKPT_MUST_USE;
 /* The same with columns lo .. lo + n - 1 of the logits on this rank of c, [T, n]. */
 ckpt_status ENG(xent_part)(ckpt_eng *e, ckpt_comm *c, int64_t T, int64_t V, int64_t lo, int64_t n,
-                           const real *logits, const int32_t *labels, const real *weight,
-                           real *loss, real *dlogits, ckpt_err *err) CKPT_MUST_USE;
+                           const real *logits, const int32_t *labels, const wreal *weight,
+                           wreal *loss, real *dlogits, ckpt_err *err) CKPT_MUST_USE;
 
 #endif

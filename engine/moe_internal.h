@@ -11,7 +11,7 @@ ckpt_status ENG(route)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(
                        ckpt_err *err) CKPT_MUST_USE;
 /* dweight [T, top_k] to the router's gradients; dx is added to. */
 ckpt_status ENG(route_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
-                           const ENG(moe_saved) * s, const real *x, const real *dweight,
+                           const ENG(moe_saved) * s, const real *x, const wreal *dweight,
                            double aux_scale, real *dx, const ENG(moe_params) * g,
                            ckpt_err *err) CKPT_MUST_USE;
 
@@ -22,7 +22,7 @@ ckpt_status ENG(moe_rows)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const E
                           ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(moe_rows_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
                               const ENG(moe_params) * p, const ENG(moe_saved) * s, const real *dy,
-                              bool add, real *dx, real *dweight, const ENG(moe_params) * g,
+                              bool add, real *dx, wreal *dweight, const ENG(moe_params) * g,
                               ckpt_err *err) CKPT_MUST_USE;
 /* moe_ep.c: the same where e->par spreads the experts over ranks. */
 static inline bool ENG(moe_spread)(const ckpt_eng *e)
@@ -36,7 +36,7 @@ ckpt_status ENG(moe_ep)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG
                         ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(moe_ep_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
                             const ENG(moe_params) * p, const ENG(moe_saved) * s, const real *dy,
-                            bool add, real *dx, real *dweight, const ENG(moe_params) * g,
+                            bool add, real *dx, wreal *dweight, const ENG(moe_params) * g,
                             ckpt_err *err) CKPT_MUST_USE;
 
 #endif

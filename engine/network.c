@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "checked.h"
-#include "plan.h"
 
 /* ---- binding --------------------------------------------------------------------------------- */
 
@@ -15,20 +14,18 @@ typedef struct slot {
     const char *rest;
     size_t offset;
     bool needed;
+    bool wide; /* wreal: f32 whatever the products read */
 } slot;
 
-#define LIN(rest, field, needed)                                                                   \
+/* Of fields of either type: on a CPU they are one, and nothing asks. */
+#define SLOT(params, rest, field, needed)                                                          \
     {                                                                                              \
-        rest, offsetof(ENG(linattn_params), field), needed                                         \
+        rest, offsetof(ENG(params), field), needed,                                                \
+            _Generic(((ENG(params) *)NULL)->field, wreal *: true, default: false)                  \
     }
-#define MLA(rest, field, needed)                                                                   \
-    {                                                                                              \
-        rest, offsetof(ENG(mla_params), field), needed                                             \
-    }
-#define GQA(rest, field, needed)                                                                   \
-    {                                                                                              \
-        rest, offsetof(ENG(gqa_params), field), needed                                             \
-    }
+#define LIN(rest, field, needed) SLOT(linattn_params, rest, field, needed)
+#define MLA(rest, field, needed) SLOT(mla_params, rest, field, needed)
+#define GQA(rest, field, needed) SLOT(gqa_params, rest, field, needed)
 
 static const slot kda_slots[] = {
     LIN("q.weight", q, true),
@@ -49,7 +46,7 @@ static const slot kda_slots[] = {
     LIN("dt_bias", dt_bias, true),
     LIN("o_norm.weight", norm, true),
     LIN("o.weight", out, true),
-    {NULL, 0, false},
+    {NULL, 0, false, false},
 };
 
 static const slot gdn_slots[] = {
@@ -69,7 +66,7 @@ static const slot gdn_slots[] = {
     LIN("dt_bias", dt_bias, true),
     LIN("o_norm.weight", norm, true),
     LIN("o.weight", out, true),
-    {NULL, 0, false},
+    {NULL, 0, false, false},
 };
 
 static const slot mla_slots[] = {
@@ -82,7 +79,7 @@ static const slot mla_slots[] = {
     MLA("kv_b.weight", kv_b, true),
     MLA("gate.weight", gate, false),
     MLA("o.weight", o, true),
-    {NULL, 0, false},
+    {NULL, 0, false, false},
 };
 
 static const slot gqa_slots[] = {
@@ -96,7 +93,7 @@ static const slot gqa_slots[] = {
     GQA("q_norm.weight", q_norm, false),
     GQA("k_norm.weight", k_norm, false),
     GQA("o.weight", o, true),
-    {NULL, 0, false},
+    {NULL, 0, false, false},
 };
 
 typedef struct binder {
@@ -128,17 +125,31 @@ const ENG(param) * ENG(network_param)(const ENG(network) * m, const char *name)
     return i >= 0 ? &m->params[i] : NULL;
 }
 
-static ckpt_status bind_one(binder *b, const char *name, bool needed, real **x, real **grad)
+/* Point *x and *grad (or NULL), pointers to real or, when `wide`, to wreal, at the parameter. */
+static ckpt_status bind_any(binder *b, const char *name, bool needed, bool wide, void *x,
+                            void *grad)
 {
     int64_t i = find_param(b->m, name);
     if (i < 0)
         return needed ? ckpt_fail(b->err, CKPT_E_FORMAT, "missing tensor %s", name) : CKPT_OK;
-    if (x != NULL)
-        *x = b->m->params[i].x;
+    const ENG(param) *p = &b->m->params[i];
+    if (sizeof(real) != sizeof(wreal) && p->wide != wide)
+        return ckpt_fail(b->err, CKPT_E_INTERNAL, "tensor %s has another type than its use", name);
+    memcpy(x, &p->x, sizeof p->x);
     if (grad != NULL)
-        *grad = b->m->params[i].grad;
+        memcpy(grad, &p->grad, sizeof p->grad);
     b->used[i] = true;
     return CKPT_OK;
+}
+
+static ckpt_status bind_one(binder *b, const char *name, bool needed, real **x, real **grad)
+{
+    return bind_any(b, name, needed, false, x, grad);
+}
+
+static ckpt_status bind_wide(binder *b, const char *name, bool needed, wreal **x, wreal **grad)
+{
+    return bind_any(b, name, needed, true, x, grad);
 }
 
 static ckpt_status bind_slots(binder *b, const slot *slots, const char *prefix, void *p, void *g)
@@ -146,8 +157,8 @@ static ckpt_status bind_slots(binder *b, const slot *slots, const char *prefix, 
     char name[200];
     for (const slot *s = slots; s->rest != NULL; s++) {
         snprintf(name, sizeof name, "%s.%s", prefix, s->rest);
-        ckpt_status status = bind_one(b, name, s->needed, (real **)(void *)((char *)p + s->offset),
-                                      (real **)(void *)((char *)g + s->offset));
+        ckpt_status status =
+            bind_any(b, name, s->needed, s->wide, (char *)p + s->offset, (char *)g + s->offset);
         if (status != CKPT_OK)
             return status;
     }
@@ -181,9 +192,9 @@ static ckpt_status bind_moe(binder *b, const char *prefix, const ckpt_eng_moe *m
     memset(p->experts, 0, (size_t)m->E * sizeof *p->experts);
     memset(g->experts, 0, (size_t)m->E * sizeof *g->experts);
     snprintf(name, sizeof name, "%s.router.weight", prefix);
-    CKPT_CHECK(bind_one(b, name, true, &p->router, &g->router));
+    CKPT_CHECK(bind_wide(b, name, true, &p->router, &g->router));
     snprintf(name, sizeof name, "%s.router.bias", prefix);
-    CKPT_CHECK(bind_one(b, name, false, &p->router_bias, NULL));
+    CKPT_CHECK(bind_wide(b, name, false, &p->router_bias, NULL));
     for (int64_t e = 0; e < m->E; e++) {
         snprintf(name, sizeof name, "%s.experts.%lld", prefix, (long long)e);
         CKPT_CHECK(bind_mlp(b, name, m->gated, &p->experts[e], &g->experts[e]));
@@ -219,7 +230,7 @@ static ckpt_status bind_block(binder *b, int64_t i)
     }
     snprintf(prefix, sizeof prefix, "blocks.%lld.%s", (long long)i, kind);
     snprintf(name, sizeof name, "%s.norm.weight", prefix);
-    CKPT_CHECK(bind_one(b, name, true, &k->norm, &k->dnorm));
+    CKPT_CHECK(bind_wide(b, name, true, &k->norm, &k->dnorm));
     if (s->kind == CKPT_ENG_LINATTN)
         status = bind_slots(b, s->letter == 'K' ? kda_slots : gdn_slots, prefix, &k->p, &k->g);
     else if (s->kind == CKPT_ENG_MLA)
@@ -239,17 +250,17 @@ static ckpt_status bind_mtp(binder *b, int64_t d)
     ENG(mtp_depth) *m = &b->m->mtp[d];
     const ckpt_eng_spec *s = &b->m->spec;
     int64_t first = s->main_blocks + d * ((s->n_blocks - s->main_blocks) / s->mtp_layers);
-    static const char *const rest[] = {"enorm", "hnorm", "eh_proj", "norm"};
-    real **x[] = {&m->enorm, &m->hnorm, &m->eh_proj, &m->norm};
-    real **g[] = {&m->denorm, &m->dhnorm, &m->deh_proj, &m->dnorm};
+    static const char *const rest[] = {"enorm", "hnorm", "norm"};
+    wreal **x[] = {&m->enorm, &m->hnorm, &m->norm}, **g[] = {&m->denorm, &m->dhnorm, &m->dnorm};
     char name[100];
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         snprintf(name, sizeof name, "mtp.%lld.%s.weight", (long long)first, rest[i]);
-        ckpt_status status = bind_one(b, name, true, x[i], g[i]);
+        ckpt_status status = bind_wide(b, name, true, x[i], g[i]);
         if (status != CKPT_OK)
             return status;
     }
-    return CKPT_OK;
+    snprintf(name, sizeof name, "mtp.%lld.eh_proj.weight", (long long)first);
+    return bind_one(b, name, true, &m->eh_proj, &m->deh_proj);
 }
 
 static ckpt_status bind_all(binder *b)
@@ -257,7 +268,7 @@ static ckpt_status bind_all(binder *b)
     ENG(network) *m = b->m;
     ckpt_status status;
     CKPT_CHECK(bind_one(b, "embed.weight", true, &m->embed, &m->dembed));
-    CKPT_CHECK(bind_one(b, "final_norm.weight", true, &m->final_norm, &m->dfinal_norm));
+    CKPT_CHECK(bind_wide(b, "final_norm.weight", true, &m->final_norm, &m->dfinal_norm));
     CKPT_CHECK(
         bind_one(b, m->spec.tied ? "embed.weight" : "head.weight", true, &m->head, &m->dhead));
     for (int64_t i = 0; i < m->spec.n_blocks; i++)
@@ -279,6 +290,22 @@ static bool is_param(const ckpt_canon *c)
     return c->state == NULL && !c->extra;
 }
 
+/* A parameter that no product reads as a matrix of activations' type: norms, convolutions, decays,
+ * biases, routers. Binding compares it with the field. */
+static bool is_wide(const char *name)
+{
+    static const char *const ends[] = {"norm.weight",   "conv_q.weight", "conv_k.weight",
+                                       "conv_v.weight", "router.weight", "A_log",
+                                       "dt_bias",       ".bias"};
+    size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        size_t k = strlen(ends[i]);
+        if (n >= k && strcmp(name + n - k, ends[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 static ckpt_status list_params(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
                                ckpt_err *err)
 {
@@ -294,107 +321,18 @@ static ckpt_status list_params(ENG(network) * m, const ckpt_eng *e, const ckpt_m
                              c->name);
         if (!is_param(c))
             continue;
-        *p = (ENG(param)){.name = c->name, .tensor = i, .flags = c->flags};
+        *p = (ENG(param)){.name = c->name, .tensor = i, .flags = c->flags, .wide = is_wide(c->name)};
         ckpt_status status = ckpt_eng_box_of(&m->spec, c, par, par != NULL ? par->t : 0,
                                              par != NULL ? par->x : 0, &p->box, err);
         if (status != CKPT_OK)
             return status;
         p->n = p->box.n;
+        p->at = m->n_elements;
         if (!ckpt_add_i64(m->n_elements, p->n, &m->n_elements))
             return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
         m->n_params++;
     }
     return CKPT_OK;
-}
-
-static ckpt_status place_params(ENG(network) * m, bool gradients, ckpt_err *err)
-{
-    size_t bytes;
-    if (m->n_elements < 0 || !ckpt_mul_size((size_t)m->n_elements, sizeof(real), &bytes))
-        return ckpt_fail(err, CKPT_E_NOMEM, "parameters of %lld elements",
-                         (long long)m->n_elements);
-    m->data = malloc(bytes + 1);
-    m->grads = gradients ? calloc((size_t)m->n_elements + 1, sizeof(real)) : NULL;
-    if (m->data == NULL || (gradients && m->grads == NULL))
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %lld parameters",
-                         (long long)m->n_elements);
-    int64_t at = 0;
-    for (size_t i = 0; i < m->n_params; i++) {
-        ENG(param) *p = &m->params[i];
-        p->x = m->data + at;
-        p->grad = gradients && p->n > 0 && ckpt_canon_trains(p->name) ? m->grads + at : NULL;
-        at += p->n;
-    }
-    return CKPT_OK;
-}
-
-#define PIECE ((uint64_t)1 << 20)
-
-typedef struct load_job {
-    const ENG(network) * m;
-    const ckpt_model *src;
-    ckpt_gather *gathers;
-    uint8_t *scratch; /* PIECE a worker */
-    ckpt_err *errs;   /* one a worker */
-    ckpt_status *status;
-} load_job;
-
-static void load_param(void *arg, int64_t item, int worker)
-{
-    const load_job *j = arg;
-    const ENG(param) *p = &j->m->params[item];
-    ckpt_scratch scratch = {.buf = j->scratch + (uint64_t)worker * PIECE, .cap = PIECE};
-    uint64_t bytes = (uint64_t)p->n * sizeof(real);
-    for (uint64_t at = 0; at < bytes && j->status[worker] == CKPT_OK; at += PIECE) {
-        size_t n = (size_t)ckpt_min_u64(PIECE, bytes - at);
-        j->status[worker] = ckpt_gather_run(j->src->src, &j->gathers[item], at, n,
-                                            (uint8_t *)p->x + at, &scratch, &j->errs[worker]);
-        if (j->status[worker] != CKPT_OK)
-            ckpt_err_frame(&j->errs[worker], "tensor %s", p->name);
-    }
-}
-
-static ckpt_status load_params(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
-                               ckpt_err *err)
-{
-    ckpt_arena arena = {0};
-    ckpt_status status = CKPT_OK;
-    size_t threads = (size_t)e->threads;
-    load_job j = {.m = m, .src = src};
-    j.gathers = ckpt_arena_array(&arena, m->n_params + 1, sizeof *j.gathers);
-    j.errs = ckpt_arena_array(&arena, threads, sizeof *j.errs);
-    j.status = ckpt_arena_array(&arena, threads, sizeof *j.status);
-    j.scratch = malloc(threads * PIECE);
-    if (!j.gathers || !j.errs || !j.status || !j.scratch) {
-        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory reading parameters");
-        goto done;
-    }
-    memset(j.errs, 0, threads * sizeof *j.errs);
-    memset(j.status, 0, threads * sizeof *j.status);
-    ckpt_dtype to = sizeof(real) == 4 ? CKPT_F32 : CKPT_F64;
-    for (size_t i = 0; i < m->n_params; i++) {
-        const ckpt_canon *c = &src->tensors[m->params[i].tensor];
-        if (!ckpt_dtype_castable(c->dtype, to)) {
-            status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor %s: %s is no type to compute with",
-                               c->name, ckpt_dtype_get(c->dtype)->name);
-            goto done;
-        }
-        const ENG(param) *p = &m->params[i];
-        CKPT_CHECK(
-            ckpt_plan_box(src, p->tensor, p->box.lo, p->box.len, &arena, &j.gathers[i], err));
-        j.gathers[i].to = to;
-    }
-    ckpt_eng_parallel(e, (int64_t)m->n_params, load_param, &j);
-    for (size_t i = 0; i < threads && status == CKPT_OK; i++)
-        if (j.status[i] != CKPT_OK) {
-            status = j.status[i];
-            if (err != NULL)
-                *err = j.errs[i];
-        }
-done:
-    free(j.scratch);
-    ckpt_arena_free(&arena);
-    return status;
 }
 
 ckpt_status ENG(network_open)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
@@ -409,7 +347,7 @@ ckpt_status ENG(network_open)(ENG(network) * m, const ckpt_eng *e, const ckpt_mo
     CKPT_CHECK(list_params(m, e, src, err));
     if (e->par != NULL)
         CKPT_CHECK(ENG(network_join)(m, e, err));
-    CKPT_CHECK(place_params(m, gradients, err));
+    CKPT_CHECK(ENG(network_place)(m, e, gradients, err));
     m->blocks = ckpt_arena_array(&m->spec.arena, (size_t)m->spec.n_blocks, sizeof *m->blocks);
     m->mtp = ckpt_arena_array(&m->spec.arena, (size_t)m->spec.mtp_layers + 1, sizeof *m->mtp);
     b.used = calloc(m->n_params + 1, sizeof *b.used);
@@ -418,25 +356,10 @@ ckpt_status ENG(network_open)(ENG(network) * m, const ckpt_eng *e, const ckpt_mo
         goto done;
     }
     CKPT_CHECK(bind_all(&b));
-    CKPT_CHECK(load_params(m, e, src, err));
+    CKPT_CHECK(ENG(network_load)(m, e, src, err));
 done:
     free(b.used);
     if (status != CKPT_OK)
         ENG(network_close)(m);
     return status;
-}
-
-void ENG(network_close)(ENG(network) * m)
-{
-    free(m->data);
-    free(m->grads);
-    ckpt_comm_release(&m->keys);
-    ckpt_eng_spec_close(&m->spec);
-    *m = (ENG(network)){0};
-}
-
-void ENG(network_zero_grads)(ENG(network) * m)
-{
-    if (m->grads != NULL)
-        memset(m->grads, 0, (size_t)m->n_elements * sizeof *m->grads);
 }

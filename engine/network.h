@@ -19,6 +19,8 @@ typedef struct ENG(param) {
     ckpt_eng_box box; /* of one process: the whole tensor */
     size_t tensor;    /* index in the checkpoint's model */
     unsigned flags;   /* CKPT_SCHEMA_* */
+    bool wide;        /* x is a wreal array */
+    int64_t at;       /* first element in data, grads */
     real *x, *grad;   /* grad NULL: not trained (the router's correction bias), or n is 0 */
 } ENG(param);
 
@@ -32,12 +34,13 @@ typedef union ENG(block_params) {
 
 typedef struct ENG(block) {
     ckpt_eng_block spec; /* with the heads that this rank holds */
-    real *norm, *dnorm;  /* [H] */
+    wreal *norm, *dnorm; /* [H] */
     ENG(block_params) p, g;
 } ENG(block);
 
 typedef struct ENG(mtp_depth) {
-    real *enorm, *hnorm, *eh_proj, *norm, *denorm, *dhnorm, *deh_proj, *dnorm;
+    wreal *enorm, *hnorm, *norm, *denorm, *dhnorm, *dnorm;
+    real *eh_proj, *deh_proj;
 } ENG(mtp_depth);
 
 typedef struct ENG(network) {
@@ -46,9 +49,12 @@ typedef struct ENG(network) {
     ENG(param) * params; /* sorted by name */
     size_t n_params;
     int64_t n_elements; /* of all parameters, as far as this rank holds them */
-    real *embed, *head, *final_norm, *dembed, *dhead, *dfinal_norm;
+    real *embed, *head, *dembed, *dhead;
+    wreal *final_norm, *dfinal_norm;
     ENG(mtp_depth) * mtp; /* spec.mtp_layers */
-    real *data, *grads;   /* n_elements each; grads NULL without gradients */
+    wreal *data, *grads;  /* n_elements each; grads NULL without gradients */
+    real *matrices;       /* bf16 on a device: those of data that products read, rounded; else data */
+    struct ckpt_eng_device *device; /* whose memory the arrays are in; NULL: this process's */
     ckpt_eng_range vocab; /* rows of embedding and head that this rank holds */
     ckpt_comm keys;       /* ranks that hold the same key heads, where they are shared */
 } ENG(network);
@@ -87,7 +93,7 @@ typedef struct ENG(run) {
     bool backward;  /* gradients are added to */
     bool recompute; /* keep only block inputs from forward to backward; same bits, less memory */
     double mtp_coef;
-    real *logits; /* out, [T, V]; or NULL: not wanted */
+    wreal *logits; /* out, [T, V]; or NULL: not wanted */
     double loss;  /* out: mean over labelled tokens, of all data-parallel ranks together */
     double mtp_loss, aux_loss, z_loss;
     int64_t *expert_counts; /* out or NULL: [n_blocks, E], tokens of every expert */

@@ -4,6 +4,12 @@
 
 #include "network.h"
 
+/* network_load.c: memory for the listed parameters, x and grad of each; then their values. */
+ckpt_status ENG(network_place)(ENG(network) * m, const ckpt_eng *e, bool gradients,
+                               ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
+                              ckpt_err *err) CKPT_MUST_USE;
+
 /* Several ranks: this one's rows of the vocabulary, and the group that shares its key heads. */
 ckpt_status ENG(network_join)(ENG(network) * m, const ckpt_eng *e, ckpt_err *err) CKPT_MUST_USE;
 
@@ -52,7 +58,7 @@ ckpt_status ENG(vocab_embed_bwd)(ckpt_eng *e, const ENG(network) * m, const ENG(
 /* Mean loss over the labelled tokens of all data-parallel ranks; labels NULL: logits alone. dh (or NULL:
  * no backward) written, times `share`. logits [where->T, V] on every rank, or NULL. */
 ckpt_status ENG(vocab_loss)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
-                            const real *h, const int32_t *labels, double share, real *logits,
+                            const real *h, const int32_t *labels, double share, wreal *logits,
                             real *dh, double *loss, ckpt_err *err) CKPT_MUST_USE;
 /* Side losses: sums over a micro-batch's ranks, means over micro-batches; expert counts: all. */
 ckpt_status ENG(sum_side_losses)(ckpt_eng *e, const ENG(network) * m, ENG(run) * run,

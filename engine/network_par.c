@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attn_gate.h"
 #include "checked.h"
+#include "move.h"
 
 ckpt_status ENG(network_join)(ENG(network) * m, const ckpt_eng *e, ckpt_err *err)
 {
@@ -65,7 +65,7 @@ ckpt_status ENG(network_sum_grads)(ckpt_eng *e, ENG(network) * m, ckpt_err *err)
         }
         if (first != NULL)
             CKPT_CHECK(ckpt_comm_allreduce(ENG(network_holders)(e, m, first), COMM_REAL,
-                                           CKPT_COMM_SUM, m->grads + (first->x - m->data), n, err));
+                                           CKPT_COMM_SUM, m->grads + first->at, n, err));
     }
 done:
     return status;
@@ -331,7 +331,10 @@ ckpt_status ENG(share_of)(ckpt_eng *e, const ENG(block) * k, bool gradients, ENG
     status = ckpt_eng_check(e, err);
     if (status != CKPT_OK || e->dry)
         return status;
-    ENG(copy_columns)(e, s->rows, s->len, s->whole + s->lo, s->columns, s->part, s->len);
+    status =
+        ENG(copy_columns)(e, s->rows, s->len, s->whole + s->lo, s->columns, s->part, s->len, err);
+    if (status != CKPT_OK)
+        return status;
     for (int64_t i = 0; gradients && i < s->rows * s->len; i++)
         s->dpart[i] = 0;
     *out = s->part;

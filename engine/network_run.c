@@ -15,6 +15,7 @@
 #include "checked.h"
 #include "cut.h"
 #include "io.h"
+#include "move.h"
 
 typedef union saved {
     ENG(linattn_saved) linattn;
@@ -26,10 +27,22 @@ typedef union saved {
 
 typedef struct record {
     real *x;        /* input [T, H] */
-    real *n, *rstd; /* normed input, statistics */
+    real *n;        /* normed input */
+    wreal *rstd;    /* statistics */
     real *all;      /* normed inputs of a group of ranks, where the block runs on those */
     saved s;
 } record;
+
+/* What a run finds out, one array in the arena. */
+typedef struct results {
+    ckpt_eng_result *all;
+    int64_t n;
+    ckpt_eng_result *bad;      /* a block: where its output is not finite (watch) */
+    ckpt_eng_result *aux;      /* a block two: its side losses */
+    ckpt_eng_result *loss;     /* of the trunk and of every depth: the mean, labelled tokens */
+    ckpt_eng_result *counts;   /* a block `experts`: tokens of every expert; or NULL */
+    int64_t experts;
+} results;
 
 typedef struct pass {
     ckpt_eng *e;
@@ -42,31 +55,31 @@ typedef struct pass {
     const ckpt_eng_seq *seq; /* that blocks run on: the batch's, or this rank's parts of them */
     ENG(rope_tables) mla, gqa;
     record *records; /* one a block */
-    real *weight;    /* of every token's loss */
-    real *loss;
-    int32_t *ids, *labels; /* of the current depth of multi-token prediction, of all tokens */
+    wreal *weight;   /* of every token's loss */
+    wreal *loss;
+    const int32_t *ids, *labels; /* of the batch, then of the current depth of multi-token
+                                    prediction; of all tokens */
+    results out;
+    ckpt_eng_result *host; /* out.all, in the memory of this process */
 } pass;
 
-typedef struct copy_job {
-    const real *from;
-    real *to;
-    int64_t n;
-} copy_job;
-
-#define COPY ((int64_t)1 << 16)
-
-static void copy_item(void *arg, int64_t item, int worker)
+static ckpt_status take_results(pass *p)
 {
-    const copy_job *j = arg;
-    (void)worker;
-    memcpy(j->to + item * COPY, j->from + item * COPY,
-           (size_t)ckpt_min_i64(COPY, j->n - item * COPY) * sizeof(real));
-}
-
-static void copy(const ckpt_eng *e, const real *from, real *to, int64_t n)
-{
-    if (!e->dry)
-        ckpt_eng_parallel(e, (n + COPY - 1) / COPY, copy_item, &(copy_job){from, to, n});
+    const ckpt_eng_spec *spec = &p->m->spec;
+    int64_t blocks = spec->n_blocks, depths = 1 + spec->mtp_layers;
+    results *r = &p->out;
+    *r = (results){.n = 3 * blocks + 2 * depths};
+    for (int64_t i = 0; i < blocks && p->run->expert_counts != NULL; i++)
+        if (spec->blocks[i].kind == CKPT_ENG_MOE)
+            r->experts = ckpt_max_i64(r->experts, spec->blocks[i].u.moe.E);
+    r->n += blocks * r->experts;
+    r->all = ckpt_eng_take(p->e, r->n, sizeof *r->all);
+    r->bad = r->all;
+    r->aux = r->bad + blocks;
+    r->loss = r->aux + 2 * blocks;
+    r->counts = r->experts > 0 ? r->loss + 2 * depths : NULL;
+    ckpt_status status = ckpt_eng_check(p->e, p->err);
+    return status != CKPT_OK ? status : ENG(clear_results)(p->e, r->n, r->all, p->err);
 }
 
 /* ---- one block ------------------------------------------------------------------------------- */
@@ -96,7 +109,7 @@ static ckpt_status take_record(pass *p, int64_t i)
     ckpt_eng_block b = k->spec;
     record *r = &p->records[i];
     r->n = ckpt_eng_take(p->e, p->T * p->m->spec.H, sizeof(real));
-    r->rstd = ckpt_eng_take(p->e, p->T, sizeof(real));
+    r->rstd = ckpt_eng_take(p->e, p->T, sizeof(wreal));
     r->all = r->n;
     if (g.comm != NULL)
         r->all = ckpt_eng_take(p->e, g.T * p->m->spec.H, sizeof(real));
@@ -123,7 +136,7 @@ static ckpt_status take_record(pass *p, int64_t i)
 /* y (+)= block(x) over T tokens. */
 static ckpt_status forward_op(pass *p, int64_t i, const ckpt_eng_block *b,
                               const ENG(block_params) * w, int64_t T, const real *x, bool add,
-                              real *y, double aux[2])
+                              real *y)
 {
     const ckpt_eng_seq *seq = p->seq;
     saved *s = &p->records[i].s;
@@ -138,15 +151,14 @@ static ckpt_status forward_op(pass *p, int64_t i, const ckpt_eng_block *b,
     case CKPT_ENG_MLP:
         return ENG(mlp)(p->e, &b->u.mlp, T, &w->mlp, x, add, y, &s->mlp, p->err);
     case CKPT_ENG_MOE:
-        return ENG(moe)(p->e, &b->u.moe, T, &w->moe, x, add, y, &s->moe, aux,
-                        p->run->expert_counts ? p->run->expert_counts + i * b->u.moe.E : NULL,
-                        p->err);
+        return ENG(moe)(p->e, &b->u.moe, T, &w->moe, x, add, y, &s->moe, &p->out.aux[2 * i].d,
+                        p->out.counts ? &p->out.counts[i * p->out.experts].i : NULL, p->err);
     }
     return CKPT_OK;
 }
 
 /* The same on several ranks: y [own tokens] += the sum of all ranks' heads. */
-static ckpt_status forward_spread(pass *p, int64_t i, real *y, double aux[2])
+static ckpt_status forward_spread(pass *p, int64_t i, real *y)
 {
     const ENG(block) *k = &p->m->blocks[i];
     record *r = &p->records[i];
@@ -157,24 +169,23 @@ static ckpt_status forward_spread(pass *p, int64_t i, real *y, double aux[2])
     ckpt_status status;
     CKPT_CHECK(ENG(share_of)(p->e, k, false, &share, p->err));
     if (g.comm == NULL) {
-        status = forward_op(p, i, &share.spec, &share.p, g.T, r->n, true, y, aux);
+        status = forward_op(p, i, &share.spec, &share.p, g.T, r->n, true, y);
         goto done;
     }
     real *part = ckpt_eng_take(p->e, g.T * H, sizeof *part);
     real *own = ckpt_eng_take(p->e, p->T * H, sizeof *own);
     CKPT_CHECK(ckpt_eng_check(p->e, p->err));
     CKPT_CHECK(ENG(tokens_gather)(p->e, g.comm, g.counts, r->n, r->all, p->err));
-    CKPT_CHECK(forward_op(p, i, &share.spec, &share.p, g.T, r->all, false, part, aux));
+    CKPT_CHECK(forward_op(p, i, &share.spec, &share.p, g.T, r->all, false, part));
     CKPT_CHECK(ENG(tokens_scatter)(p->e, g.comm, g.counts, part, own, p->err));
-    for (int64_t j = 0; j < p->T * H && !p->e->dry; j++)
-        y[j] += own[j];
+    CKPT_CHECK(ENG(add)(p->e, p->T * H, own, y, p->err));
 done:
     ckpt_eng_drop(p->e, mark);
     return status;
 }
 
 /* y += block(norm(x)). */
-static ckpt_status block_forward(pass *p, int64_t i, real *y, double aux[2])
+static ckpt_status block_forward(pass *p, int64_t i, real *y)
 {
     const ENG(block) *k = &p->m->blocks[i];
     record *r = &p->records[i];
@@ -183,8 +194,8 @@ static ckpt_status block_forward(pass *p, int64_t i, real *y, double aux[2])
     if (status != CKPT_OK)
         return status;
     if (p->e->par != NULL)
-        return forward_spread(p, i, y, aux);
-    return forward_op(p, i, &k->spec, &k->p, p->T, r->n, true, y, aux);
+        return forward_spread(p, i, y);
+    return forward_op(p, i, &k->spec, &k->p, p->T, r->n, true, y);
 }
 
 /* dx, written, of dy; gradients are added to. */
@@ -268,24 +279,14 @@ static ckpt_status interrupted(const pass *p)
     return p->e->par == NULL ? ckpt_check_interrupted(p->err) : CKPT_OK;
 }
 
-static bool all_finite(const real *x, int64_t n)
-{
-    real sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += x[i] * 0;
-    return sum == 0;
-}
-
 /* Which token it is in the batch is known where one process has all of them. */
-static ckpt_status refuse_output(const pass *p, int64_t i, const real *y)
+static ckpt_status refuse_output(const pass *p, int64_t i, ckpt_eng_result bad)
 {
     char where[96] = "";
-    int64_t H = p->m->spec.H, at = 0;
-    while (at < p->T * H - 1 && isfinite(y[at]))
-        at++;
+    int64_t H = p->m->spec.H, at = (bad.i - 1) / 2;
     if (p->e->par == NULL)
         snprintf(where, sizeof where, ", first of token %lld, channel %lld (%s)",
-                 (long long)(at / H), (long long)(at % H), isnan(y[at]) ? "nan" : "infinite");
+                 (long long)(at / H), (long long)(at % H), bad.i % 2 == 0 ? "nan" : "infinite");
     return ckpt_fail(p->err, CKPT_E_MISMATCH, "block %lld (%c): output is not finite%s",
                      (long long)i, p->m->blocks[i].spec.letter, where);
 }
@@ -297,7 +298,6 @@ static ckpt_status blocks_forward(pass *p, int64_t lo, int64_t hi, real *x, real
     ckpt_status status = CKPT_OK;
     real *before = NULL; /* without a backward two arrays take turns */
     for (int64_t i = lo; i < hi; i++) {
-        double aux[2] = {0, 0};
         bool reuse = !p->run->backward && before != NULL;
         p->records[i].x = x;
         CKPT_CHECK(interrupted(p));
@@ -305,16 +305,15 @@ static ckpt_status blocks_forward(pass *p, int64_t lo, int64_t hi, real *x, real
         before = i > lo ? x : NULL; /* the first is the caller's */
         size_t mark = ckpt_eng_mark(p->e);
         CKPT_CHECK(take_record(p, i));
-        copy(p->e, x, y, p->T * H);
-        CKPT_CHECK(block_forward(p, i, y, aux));
+        CKPT_CHECK(ENG(copy)(p->e, p->T * H, x, y, p->err));
+        CKPT_CHECK(block_forward(p, i, y));
         if (p->run->recompute || !p->run->backward)
             ckpt_eng_drop(p->e, mark);
-        if (!p->e->dry && !all_finite(y, p->T * H)) {
-            status = refuse_output(p, i, y);
+        CKPT_CHECK(ENG(watch)(p->e, p->T * H, y, &p->out.bad[i], p->err));
+        if (!CKPT_ON_DEVICE && !p->e->dry && p->out.bad[i].i != 0) {
+            status = refuse_output(p, i, p->out.bad[i]); /* a device's are seen at the end */
             goto done;
         }
-        p->run->aux_loss += aux[0];
-        p->run->z_loss += aux[1];
         x = y;
     }
     *out = x;
@@ -329,16 +328,11 @@ static ckpt_status blocks_backward(pass *p, int64_t lo, int64_t hi, real *dx)
         size_t mark = ckpt_eng_mark(p->e);
         CKPT_CHECK(interrupted(p));
         if (p->run->recompute) {
-            double aux[2];
-            int64_t *counts = p->run->expert_counts;
             CKPT_CHECK(take_record(p, i));
             real *again = ckpt_eng_take(p->e, p->T * p->m->spec.H, sizeof *again);
             CKPT_CHECK(ckpt_eng_check(p->e, p->err));
-            copy(p->e, p->records[i].x, again, p->T * p->m->spec.H);
-            p->run->expert_counts = NULL;
-            status = block_forward(p, i, again, aux);
-            p->run->expert_counts = counts;
-            CKPT_CHECK(status);
+            CKPT_CHECK(ENG(copy)(p->e, p->T * p->m->spec.H, p->records[i].x, again, p->err));
+            CKPT_CHECK(block_forward(p, i, again)); /* the same results once more */
         }
         CKPT_CHECK(block_backward(p, i, dx));
         ckpt_eng_drop(p->e, mark);
@@ -349,35 +343,34 @@ done:
 
 /* ---- head and loss --------------------------------------------------------------------------- */
 
-/* Mean loss of h [T, H] (normed) through the head; dh written when there is a backward. `share`
- * multiplies its gradients. */
+/* Mean loss of h [T, H] (normed) through the head, into loss[0], labelled tokens into loss[1]; dh written
+ * when there is a backward. `share` multiplies its gradients. */
 static ckpt_status head_loss(pass *p, const real *h, const int32_t *labels, double share,
-                             real *logits, real *dh, double *loss)
+                             wreal *logits, real *dh, ckpt_eng_result *loss)
 {
-    int64_t H = p->m->spec.H, V = p->m->spec.V, n = 0;
+    int64_t H = p->m->spec.H, V = p->m->spec.V;
     bool backward = p->run->backward && labels != NULL;
-    if (p->e->par != NULL)
-        return ENG(vocab_loss)(p->e, p->m, &p->where, h, labels, share, logits,
-                               backward ? dh : NULL, loss, p->err);
     size_t mark = ckpt_eng_mark(p->e);
     ckpt_status status;
+    if (p->e->par != NULL) {
+        double mean = 0;
+        status = ENG(vocab_loss)(p->e, p->m, &p->where, h, labels, share, logits,
+                                 backward ? dh : NULL, &mean, p->err);
+        if (!p->e->dry)
+            loss->d = mean;
+        return status;
+    }
     real *z = ckpt_eng_take(p->e, p->T * V, sizeof *z);
     CKPT_CHECK(ckpt_eng_check(p->e, p->err));
     CKPT_CHECK(ENG(linear)(p->e, p->T, H, V, h, H, p->m->head, NULL, false, z, V, p->err));
     if (logits != NULL)
-        copy(p->e, z, logits, p->T * V);
-    *loss = 0;
+        CKPT_CHECK(ENG(fetch)(p->e, p->T * V, z, logits, p->err));
     if (labels == NULL)
         goto done;
-    for (int64_t t = 0; t < p->T && !p->e->dry; t++)
-        n += labels[t] >= 0;
-    for (int64_t t = 0; t < p->T && !p->e->dry; t++)
-        p->weight[t] = n > 0 ? (real)(share / (double)n) : 0;
+    CKPT_CHECK(ENG(loss_weights)(p->e, p->T, labels, share, p->weight, &loss[1], p->err));
     CKPT_CHECK(
         ENG(xent)(p->e, p->T, V, z, labels, p->weight, p->loss, backward ? z : NULL, p->err));
-    for (int64_t t = 0; t < p->T && !p->e->dry; t++)
-        *loss += (double)p->loss[t];
-    *loss = n > 0 ? *loss / (double)n : 0;
+    CKPT_CHECK(ENG(mean_loss)(p->e, p->T, p->loss, &loss[1], &loss[0], p->err));
     if (backward) {
         CKPT_CHECK(ENG(linear_dw)(p->e, p->T, H, V, z, V, h, H, p->m->dhead, NULL, p->err));
         CKPT_CHECK(ENG(linear_dx)(p->e, p->T, H, V, z, V, p->m->head, false, dh, H, p->err));
@@ -409,17 +402,9 @@ static ckpt_status embed_bwd(pass *p, const int32_t *ids, const real *dx)
 /* ---- multi-token prediction ------------------------------------------------------------------ */
 
 typedef struct depth {
-    real *e, *en, *re, *hn, *rh, *cat, *x, *y, *out, *rout; /* forward, kept */
+    real *e, *en, *hn, *cat, *x, *y, *out; /* forward, kept */
+    wreal *re, *rh, *rout;
 } depth;
-
-/* ids and labels of every sequence moved one to the left, its last slot 0 and without a loss. */
-static void shift(const pass *p, int32_t *x, int32_t last)
-{
-    const ckpt_eng_seq *seq = p->batch->seq;
-    for (int64_t n = 0; n < seq->n; n++)
-        for (int64_t t = seq->cu[n]; t < seq->cu[n + 1]; t++)
-            x[t] = t + 1 < seq->cu[n + 1] ? x[t + 1] : last;
-}
 
 static ckpt_status depth_forward(pass *p, int64_t d, int64_t lo, int64_t hi, const real *h,
                                  depth *k)
@@ -431,9 +416,9 @@ static ckpt_status depth_forward(pass *p, int64_t d, int64_t lo, int64_t hi, con
     real **takes[] = {&k->e, &k->en, &k->hn, &k->x, &k->out};
     for (int i = 0; i < 5; i++)
         *takes[i] = ckpt_eng_take(p->e, T * H, sizeof(real));
-    k->re = ckpt_eng_take(p->e, T, sizeof(real));
-    k->rh = ckpt_eng_take(p->e, T, sizeof(real));
-    k->rout = ckpt_eng_take(p->e, T, sizeof(real));
+    k->re = ckpt_eng_take(p->e, T, sizeof(wreal));
+    k->rh = ckpt_eng_take(p->e, T, sizeof(wreal));
+    k->rout = ckpt_eng_take(p->e, T, sizeof(wreal));
     k->cat = ckpt_eng_take(p->e, T * 2 * H, sizeof(real));
     CKPT_CHECK(ckpt_eng_check(p->e, p->err));
     CKPT_CHECK(embed(p, p->ids, k->e));
@@ -441,10 +426,8 @@ static ckpt_status depth_forward(pass *p, int64_t d, int64_t lo, int64_t hi, con
                             p->err));
     CKPT_CHECK(
         ENG(rmsnorm)(p->e, T, H, h, w->hnorm, m->spec.centered, m->spec.eps, k->hn, k->rh, p->err));
-    for (int64_t t = 0; t < T && !p->e->dry; t++) {
-        memcpy(k->cat + t * 2 * H, k->en + t * H, (size_t)H * sizeof(real));
-        memcpy(k->cat + t * 2 * H + H, k->hn + t * H, (size_t)H * sizeof(real));
-    }
+    CKPT_CHECK(ENG(copy_columns)(p->e, T, H, k->en, H, k->cat, 2 * H, p->err));
+    CKPT_CHECK(ENG(copy_columns)(p->e, T, H, k->hn, H, k->cat + H, 2 * H, p->err));
     CKPT_CHECK(
         ENG(linear)(p->e, T, 2 * H, H, k->cat, 2 * H, w->eh_proj, NULL, false, k->x, H, p->err));
     CKPT_CHECK(blocks_forward(p, lo, hi, k->x, &k->y));
@@ -472,13 +455,11 @@ static ckpt_status depth_backward(pass *p, int64_t d, int64_t lo, int64_t hi, co
     CKPT_CHECK(
         ENG(linear_dw)(p->e, T, 2 * H, H, dout, H, k->cat, 2 * H, w->deh_proj, NULL, p->err));
     CKPT_CHECK(ENG(linear_dx)(p->e, T, 2 * H, H, dout, H, w->eh_proj, false, dcat, 2 * H, p->err));
-    for (int64_t t = 0; t < T && !p->e->dry; t++)
-        memcpy(half + t * H, dcat + t * 2 * H, (size_t)H * sizeof(real));
+    CKPT_CHECK(ENG(copy_columns)(p->e, T, H, dcat, 2 * H, half, H, p->err));
     CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, k->e, w->enorm, m->spec.centered, k->re, half, false,
                                 half, w->denorm, p->err));
     CKPT_CHECK(embed_bwd(p, p->ids, half));
-    for (int64_t t = 0; t < T && !p->e->dry; t++)
-        memcpy(half + t * H, dcat + t * 2 * H + H, (size_t)H * sizeof(real));
+    CKPT_CHECK(ENG(copy_columns)(p->e, T, H, dcat + H, 2 * H, half, H, p->err));
     CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, h, w->hnorm, m->spec.centered, k->rh, half, true, dh,
                                 w->dhnorm, p->err));
 done:
@@ -491,7 +472,7 @@ static ckpt_status depths(pass *p, int64_t d, const real *h, real *dh)
 {
     const ckpt_eng_spec *s = &p->m->spec;
     int64_t per = (s->n_blocks - s->main_blocks) / s->mtp_layers, lo = s->main_blocks + d * per;
-    double loss, share = p->run->mtp_coef / (double)s->mtp_layers;
+    double share = p->run->mtp_coef / (double)s->mtp_layers;
     size_t mark = ckpt_eng_mark(p->e);
     depth k;
     ckpt_status status;
@@ -499,17 +480,12 @@ static ckpt_status depths(pass *p, int64_t d, const real *h, real *dh)
     int32_t *ids = ckpt_eng_take(p->e, p->where.T, sizeof *ids);
     int32_t *labels = ckpt_eng_take(p->e, p->where.T, sizeof *labels);
     CKPT_CHECK(ckpt_eng_check(p->e, p->err));
-    if (!p->e->dry) {
-        memcpy(ids, d == 0 ? p->batch->ids : p->ids, (size_t)p->where.T * sizeof *ids);
-        memcpy(labels, d == 0 ? p->batch->labels : p->labels, (size_t)p->where.T * sizeof *labels);
-        shift(p, ids, 0);
-        shift(p, labels, -1);
-    }
+    CKPT_CHECK(ENG(shift_tokens)(p->e, p->batch->seq, 0, p->ids, ids, p->err));
+    CKPT_CHECK(ENG(shift_tokens)(p->e, p->batch->seq, -1, p->labels, labels, p->err));
     p->ids = ids;
     p->labels = labels;
     CKPT_CHECK(depth_forward(p, d, lo, lo + per, h, &k));
-    CKPT_CHECK(head_loss(p, k.out, labels, share, NULL, dout, &loss));
-    p->run->mtp_loss += share * loss;
+    CKPT_CHECK(head_loss(p, k.out, labels, share, NULL, dout, &p->out.loss[2 * (d + 1)]));
     if (d + 1 < s->mtp_layers)
         CKPT_CHECK(depths(p, d + 1, k.out, dout));
     p->ids = ids;
@@ -531,8 +507,8 @@ static ckpt_status make_tables(pass *p)
     for (int i = 0; i < 2; i++) {
         if (ropes[i]->kind == CKPT_ENG_ROPE_NONE)
             continue;
-        real *cos = ckpt_eng_take(p->e, p->where.T * ropes[i]->dim / 2, sizeof *cos);
-        real *sin = ckpt_eng_take(p->e, p->where.T * ropes[i]->dim / 2, sizeof *sin);
+        wreal *cos = ckpt_eng_take(p->e, p->where.T * ropes[i]->dim / 2, sizeof *cos);
+        wreal *sin = ckpt_eng_take(p->e, p->where.T * ropes[i]->dim / 2, sizeof *sin);
         ckpt_status status = ckpt_eng_check(p->e, p->err);
         if (status == CKPT_OK)
             status = ENG(rope_table)(p->e, ropes[i], p->batch->seq, NULL, cos, sin, p->err);
@@ -546,6 +522,43 @@ static ckpt_status make_tables(pass *p)
     return CKPT_OK;
 }
 
+/* Results to the caller, once all of it has run. */
+static ckpt_status report(pass *p)
+{
+    const results *r = &p->out;
+    const ckpt_eng_spec *spec = &p->m->spec;
+    ENG(run) *run = p->run;
+    ckpt_status status = ENG(fetch_results)(p->e, r->n, r->all, p->host, p->err);
+    if (status != CKPT_OK || p->e->dry)
+        return status;
+    const ckpt_eng_result *aux = p->host + (r->aux - r->all), *loss = p->host + (r->loss - r->all);
+    for (int64_t i = 0; i < spec->n_blocks; i++) {
+        if (CKPT_ON_DEVICE && p->host[i].i != 0)
+            return refuse_output(p, i, p->host[i]);
+        run->aux_loss += aux[2 * i].d;
+        run->z_loss += aux[2 * i + 1].d;
+    }
+    run->loss = loss[0].d;
+    for (int64_t d = 0; d < spec->mtp_layers; d++)
+        run->mtp_loss += run->mtp_coef / (double)spec->mtp_layers * loss[2 * (d + 1)].d;
+    for (int64_t i = 0; i < spec->n_blocks && r->counts != NULL; i++)
+        for (int64_t k = 0; spec->blocks[i].kind == CKPT_ENG_MOE && k < spec->blocks[i].u.moe.E; k++)
+            run->expert_counts[i * spec->blocks[i].u.moe.E + k] =
+                p->host[r->counts - r->all + i * r->experts + k].i;
+    return CKPT_OK;
+}
+
+static ckpt_status bring_batch(pass *p)
+{
+    int64_t V = p->m->spec.V;
+    ckpt_status status =
+        ENG(bring_tokens)(p->e, p->where.T, V, true, p->batch->ids, &p->ids, p->err);
+    if (status == CKPT_OK)
+        status =
+            ENG(bring_tokens)(p->e, p->where.T, V, false, p->batch->labels, &p->labels, p->err);
+    return status;
+}
+
 static ckpt_status run_all(pass *p)
 {
     const ENG(network) *m = p->m;
@@ -554,23 +567,27 @@ static ckpt_status run_all(pass *p)
     real *x = ckpt_eng_take(p->e, T * H, sizeof *x), *out = NULL;
     real *h = ckpt_eng_take(p->e, T * H, sizeof *h);
     real *dh = p->run->backward ? ckpt_eng_take(p->e, T * H, sizeof *dh) : NULL;
-    real *rstd = ckpt_eng_take(p->e, T, sizeof *rstd);
-    p->weight = ckpt_eng_take(p->e, T, sizeof(real));
-    p->loss = ckpt_eng_take(p->e, T, sizeof(real));
+    wreal *rstd = ckpt_eng_take(p->e, T, sizeof *rstd);
+    p->weight = ckpt_eng_take(p->e, T, sizeof(wreal));
+    p->loss = ckpt_eng_take(p->e, T, sizeof(wreal));
+    CKPT_CHECK(take_results(p));
+    CKPT_CHECK(ENG(bring_seq)(p->e, p->seq, p->err));
+    CKPT_CHECK(bring_batch(p));
+    const int32_t *ids = p->ids, *labels = p->labels;
     CKPT_CHECK(make_tables(p));
-    CKPT_CHECK(embed(p, p->batch->ids, x));
+    CKPT_CHECK(embed(p, ids, x));
     CKPT_CHECK(blocks_forward(p, 0, m->spec.main_blocks, x, &out));
     CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, out, m->final_norm, m->spec.centered, m->spec.eps, h, rstd,
                             p->err));
-    CKPT_CHECK(head_loss(p, h, p->batch->labels, 1, p->run->logits, dh, &p->run->loss));
-    if (m->spec.mtp_layers > 0 && p->run->mtp_coef != 0 && p->batch->labels != NULL)
+    CKPT_CHECK(head_loss(p, h, labels, 1, p->run->logits, dh, p->out.loss));
+    if (m->spec.mtp_layers > 0 && p->run->mtp_coef != 0 && labels != NULL)
         CKPT_CHECK(depths(p, 0, h, dh));
     if (!p->run->backward)
         goto done;
     CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, out, m->final_norm, m->spec.centered, rstd, dh, false,
                                 dh, m->dfinal_norm, p->err));
     CKPT_CHECK(blocks_backward(p, 0, m->spec.main_blocks, dh));
-    CKPT_CHECK(embed_bwd(p, p->batch->ids, dh));
+    CKPT_CHECK(embed_bwd(p, ids, dh));
 done:
     return status;
 }
@@ -604,9 +621,14 @@ ckpt_status ENG(network_run)(ckpt_eng *e, const ENG(network) * m, const ENG(batc
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for blocks");
     else
         status = run_all(&p);
+    if (status == CKPT_OK && (p.host = calloc((size_t)p.out.n + 1, sizeof *p.host)) == NULL)
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for results");
+    if (status == CKPT_OK)
+        status = report(&p);
     if (status == CKPT_OK && e->par != NULL && !e->dry)
         status = ENG(sum_side_losses)(e, m, run, err);
     free(p.records);
+    free(p.host);
     if (e->par != NULL)
         e->par->cut = NULL;
     ckpt_eng_cut_free(&cut);

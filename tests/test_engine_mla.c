@@ -8,7 +8,7 @@
 #define SUITE suite_engine_mla
 #endif
 #include "attn.h"
-#include "attn_gate.h"
+#include "move.h"
 #include "engine_test.h"
 #include "moe.h"
 
@@ -173,9 +173,8 @@ static void mla_middles(const mla_run *r, const ENG(mla_saved) * s)
     same("mid.absorbed", s->o, n * m->DV);
     if (m->gate != CKPT_ENG_GATE_NONE) {
         real *gated = zeros(n * m->DV);
-        ENG(gate_heads)
-        (&engine, r->T, m->N, m->DV, m->gate == CKPT_ENG_GATE_HEAD ? 1 : m->DV, s->o, s->gate,
-         gated);
+        OK(ENG(gate_heads)(&engine, r->T, m->N, m->DV, m->gate == CKPT_ENG_GATE_HEAD ? 1 : m->DV,
+                           s->o, s->gate, gated, &error));
         a = gated;
     }
     same("mid.gated_attention", a, n * m->DV);
@@ -471,16 +470,16 @@ START_TEST(prediction_input_matches_the_oracle)
     OK(ENG(embed)(&engine, T, V, H, want, embed, e, &error));
     OK(ENG(rmsnorm)(&engine, T, H, e, enorm, false, 1e-6, en, re, &error));
     OK(ENG(rmsnorm)(&engine, T, H, h, hnorm, false, 1e-6, hn, rh, &error));
-    ENG(copy_columns)(&engine, T, H, en, H, cat, 2 * H);
-    ENG(copy_columns)(&engine, T, H, hn, H, cat + H, 2 * H);
+    OK(ENG(copy_columns)(&engine, T, H, en, H, cat, 2 * H, &error));
+    OK(ENG(copy_columns)(&engine, T, H, hn, H, cat + H, 2 * H, &error));
     OK(ENG(linear)(&engine, T, 2 * H, H, cat, 2 * H, w, NULL, false, y, H, &error));
     same("out.y", y, T * H);
     OK(ENG(linear_bwd)(&engine, T, 2 * H, H, get("dout.y", T * H), cat, w, false, dcat, dw, NULL,
                        &error));
-    ENG(copy_columns)(&engine, T, H, dcat, 2 * H, d, H);
+    OK(ENG(copy_columns)(&engine, T, H, dcat, 2 * H, d, H, &error));
     OK(ENG(rmsnorm_bwd)(&engine, T, H, e, enorm, false, re, d, false, d, denorm, &error));
     OK(ENG(embed_bwd)(&engine, T, V, H, want, d, dembed, &error));
-    ENG(copy_columns)(&engine, T, H, dcat + H, 2 * H, d, H);
+    OK(ENG(copy_columns)(&engine, T, H, dcat + H, 2 * H, d, H, &error));
     OK(ENG(rmsnorm_bwd)(&engine, T, H, h, hnorm, false, rh, d, false, d, dhnorm, &error));
     same("grad.hidden_states", d, T * H);
     same_grads(&list);

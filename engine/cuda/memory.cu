@@ -1,0 +1,286 @@
+/* Memory, streams and copies (memory.h). In the emulator the machine's own memory is the device's, and
+ * nothing is ever still on its way. */
+#include "memory.h"
+
+#include "runtime.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ckpt_cuda_pipe {
+    ckpt_cuda_card card;
+    size_t bytes;
+    int turn; /* the buffer that is filled now */
+    void *buffer[2];
+#ifndef CKPT_CUDA_EMULATE
+    cudaEvent_t gone[2];
+#endif
+};
+
+#ifdef CKPT_CUDA_EMULATE
+
+static ckpt_status open_card(ckpt_cuda_card *, int number, char *name, size_t cap, ckpt_err *err)
+{
+    if (number != 0)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no card %d: the emulator is one", number);
+    if (name != NULL)
+        snprintf(name, cap, "emulated on the CPU");
+    return CKPT_OK;
+}
+static void close_card(ckpt_cuda_card *) {}
+
+ckpt_status ckpt_cuda_alloc(size_t bytes, void **out, ckpt_err *err)
+{
+    *out = bytes < SIZE_MAX - 512 ? aligned_alloc(256, (bytes + 256) / 256 * 256) : NULL;
+    if (*out == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "CUDA: %zu bytes of the device's memory", bytes);
+    memset(*out, 0xff, bytes); /* NaN: a card's memory holds anything */
+    return CKPT_OK;
+}
+void ckpt_cuda_free(void *p)
+{
+    free(p);
+}
+
+ckpt_status ckpt_cuda_put(const ckpt_cuda_card *, void *to, const void *from, size_t bytes,
+                          ckpt_err *)
+{
+    if (bytes > 0)
+        memcpy(to, from, bytes);
+    return CKPT_OK;
+}
+ckpt_status ckpt_cuda_get(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                          ckpt_err *err)
+{
+    return ckpt_cuda_put(card, to, from, bytes, err);
+}
+ckpt_status ckpt_cuda_copy(const ckpt_cuda_card *, void *to, const void *from, size_t bytes,
+                           ckpt_err *)
+{
+    if (bytes > 0)
+        memmove(to, from, bytes);
+    return CKPT_OK;
+}
+ckpt_status ckpt_cuda_zero(const ckpt_cuda_card *, void *p, size_t bytes, ckpt_err *)
+{
+    if (bytes > 0)
+        memset(p, 0, bytes);
+    return CKPT_OK;
+}
+ckpt_status ckpt_cuda_wait(const ckpt_cuda_card *, ckpt_err *)
+{
+    return CKPT_OK;
+}
+
+static ckpt_status open_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
+{
+    return ckpt_cuda_alloc(p->bytes, &p->buffer[i], err);
+}
+static void close_buffer(ckpt_cuda_pipe *p, int i)
+{
+    free(p->buffer[i]);
+}
+static ckpt_status wait_buffer(ckpt_cuda_pipe *, int, ckpt_err *)
+{
+    return CKPT_OK;
+}
+static ckpt_status send_buffer(ckpt_cuda_pipe *p, int i, void *to, size_t bytes, ckpt_err *err)
+{
+    return ckpt_cuda_put(&p->card, to, p->buffer[i], bytes, err);
+}
+
+#else
+
+static ckpt_status done(cudaError_t e, const char *what, ckpt_err *err)
+{
+    if (e == cudaSuccess)
+        return CKPT_OK;
+    (void)cudaGetLastError(); /* it would be found once more by the next launch */
+    return ckpt_fail(err, e == cudaErrorMemoryAllocation ? CKPT_E_NOMEM : CKPT_E_IO, "CUDA: %s: %s",
+                     what, cudaGetErrorString(e));
+}
+
+static ckpt_status open_card(ckpt_cuda_card *card, int number, char *name, size_t cap,
+                             ckpt_err *err)
+{
+    int cards = 0;
+    cudaError_t e = cudaGetDeviceCount(&cards);
+    if (e != cudaSuccess || cards < 1) {
+        (void)cudaGetLastError();
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no CUDA card: %s",
+                         e != cudaSuccess ? cudaGetErrorString(e) : "none is there");
+    }
+    if (number < 0 || number >= cards)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no CUDA card %d: there %s %d", number,
+                         cards == 1 ? "is" : "are", cards);
+    cudaDeviceProp what;
+    e = cudaSetDevice(number);
+    if (e == cudaSuccess)
+        e = cudaGetDeviceProperties(&what, number);
+    if (e == cudaSuccess && what.major < 8)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "CUDA card %d, %s, has compute capability %d.%d; 8.0 is needed", number,
+                         what.name, what.major, what.minor);
+    if (e == cudaSuccess && name != NULL)
+        snprintf(name, cap, "%s", what.name);
+    cudaStream_t s[2] = {NULL, NULL};
+    for (int i = 0; i < 2 && e == cudaSuccess; i++)
+        e = cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking);
+    card->stream = s[0];
+    card->copies = s[1];
+    return done(e, "streams", err);
+}
+static void close_card(ckpt_cuda_card *card)
+{
+    if (card->stream != NULL)
+        (void)cudaStreamDestroy((cudaStream_t)card->stream);
+    if (card->copies != NULL)
+        (void)cudaStreamDestroy((cudaStream_t)card->copies);
+}
+
+ckpt_status ckpt_cuda_alloc(size_t bytes, void **out, ckpt_err *err)
+{
+    *out = NULL;
+    const cudaError_t e = cudaMalloc(out, bytes > 0 ? bytes : 256);
+    if (e == cudaSuccess)
+        return CKPT_OK;
+    (void)cudaGetLastError();
+    return ckpt_fail(err, CKPT_E_NOMEM, "CUDA: %zu bytes of the device's memory: %s", bytes,
+                     cudaGetErrorString(e));
+}
+void ckpt_cuda_free(void *p)
+{
+    (void)cudaFree(p);
+}
+
+static cudaStream_t work(const ckpt_cuda_card *card)
+{
+    return (cudaStream_t)card->stream;
+}
+/* From pageable memory the runtime copies to its own pinned buffer before it returns. */
+ckpt_status ckpt_cuda_put(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                          ckpt_err *err)
+{
+    return done(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, work(card)),
+                "copy to the device", err);
+}
+ckpt_status ckpt_cuda_get(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                          ckpt_err *err)
+{
+    cudaError_t e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, work(card));
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(work(card));
+    return done(e, "copy from the device", err);
+}
+ckpt_status ckpt_cuda_copy(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                           ckpt_err *err)
+{
+    return done(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, work(card)), "copy",
+                err);
+}
+ckpt_status ckpt_cuda_zero(const ckpt_cuda_card *card, void *p, size_t bytes, ckpt_err *err)
+{
+    return done(cudaMemsetAsync(p, 0, bytes, work(card)), "zeros", err);
+}
+ckpt_status ckpt_cuda_wait(const ckpt_cuda_card *card, ckpt_err *err)
+{
+    cudaError_t e = cudaStreamSynchronize(work(card));
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize((cudaStream_t)card->copies);
+    return done(e, "work on the device", err);
+}
+
+static ckpt_status open_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
+{
+    cudaError_t e = cudaMallocHost(&p->buffer[i], p->bytes);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&p->gone[i], cudaEventDisableTiming);
+    return done(e, "pinned memory", err);
+}
+static void close_buffer(ckpt_cuda_pipe *p, int i)
+{
+    if (p->gone[i] != NULL)
+        (void)cudaEventDestroy(p->gone[i]);
+    if (p->buffer[i] != NULL)
+        (void)cudaFreeHost(p->buffer[i]);
+}
+static ckpt_status wait_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
+{
+    return done(cudaEventSynchronize(p->gone[i]), "copy to the device", err);
+}
+static ckpt_status send_buffer(ckpt_cuda_pipe *p, int i, void *to, size_t bytes, ckpt_err *err)
+{
+    const cudaStream_t s = (cudaStream_t)p->card.copies;
+    cudaError_t e = cudaMemcpyAsync(to, p->buffer[i], bytes, cudaMemcpyHostToDevice, s);
+    if (e == cudaSuccess)
+        e = cudaEventRecord(p->gone[i], s);
+    return done(e, "copy to the device", err);
+}
+
+#endif
+
+ckpt_status ckpt_cuda_open(ckpt_cuda_card *card, int number, char *name, size_t cap, ckpt_err *err)
+{
+    *card = {};
+    ckpt_status status = open_card(card, number, name, cap, err);
+    if (status == CKPT_OK)
+        status = ckpt_cuda_gemm_open(&card->gemm, CKPT_CUDA_PRODUCTS_BEST, err);
+    if (status != CKPT_OK)
+        ckpt_cuda_close(card);
+    return status;
+}
+void ckpt_cuda_close(ckpt_cuda_card *card)
+{
+    ckpt_cuda_gemm_close(card->gemm);
+    close_card(card);
+    *card = {};
+}
+
+ckpt_status ckpt_cuda_pipe_open(const ckpt_cuda_card *card, size_t bytes, ckpt_cuda_pipe **out,
+                                ckpt_err *err)
+{
+    ckpt_cuda_pipe *p = (ckpt_cuda_pipe *)calloc(1, sizeof *p);
+    *out = NULL;
+    if (p == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a pipe");
+    p->card = *card;
+    p->bytes = bytes;
+    for (int i = 0; i < 2; i++) {
+        const ckpt_status status = open_buffer(p, i, err);
+        if (status != CKPT_OK) {
+            ckpt_cuda_pipe_close(p);
+            return status;
+        }
+    }
+    *out = p;
+    return CKPT_OK;
+}
+void ckpt_cuda_pipe_close(ckpt_cuda_pipe *p)
+{
+    if (p == NULL)
+        return;
+    (void)ckpt_cuda_pipe_wait(p, NULL);
+    for (int i = 0; i < 2; i++)
+        close_buffer(p, i);
+    free(p);
+}
+ckpt_status ckpt_cuda_pipe_next(ckpt_cuda_pipe *p, void **buffer, ckpt_err *err)
+{
+    const ckpt_status status = wait_buffer(p, p->turn, err);
+    *buffer = p->buffer[p->turn];
+    return status;
+}
+ckpt_status ckpt_cuda_pipe_send(ckpt_cuda_pipe *p, void *to, size_t bytes, ckpt_err *err)
+{
+    const int i = p->turn;
+    p->turn = 1 - i;
+    return send_buffer(p, i, to, bytes, err);
+}
+ckpt_status ckpt_cuda_pipe_wait(ckpt_cuda_pipe *p, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    for (int i = 0; i < 2 && status == CKPT_OK; i++)
+        status = wait_buffer(p, i, err);
+    return status;
+}
