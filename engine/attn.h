@@ -79,9 +79,9 @@ typedef struct ckpt_eng_gqa {
 } ckpt_eng_gqa;
 
 typedef struct ENG(gqa_params) {
-    real *q, *k, *v, *gate, *o;     /* weights; gate or NULL */
+    real *q, *k, *v, *gate, *o;      /* weights; gate or NULL */
     wreal *q_bias, *k_bias, *v_bias; /* or NULL */
-    wreal *q_norm, *k_norm;         /* [DK] or NULL */
+    wreal *q_norm, *k_norm;          /* [DK] or NULL */
 } ENG(gqa_params);
 
 typedef struct ckpt_eng_mla {
@@ -125,14 +125,14 @@ ckpt_status ENG(gqa_bwd)(ckpt_eng *e, const ckpt_eng_gqa *b, const ckpt_eng_seq 
                          real *dx, const ENG(gqa_params) * grads, ckpt_err *err) CKPT_MUST_USE;
 
 typedef struct ENG(mla_saved) {
-    real *q_a, *q_an;      /* query latent, normed; q_an is q_a without a norm */
-    real *kv_a;            /* [T, RK + DR] */
-    real *c, *cn;          /* key latent [T, RK], normed */
-    wreal *rq, *rc;        /* statistics of the norms */
-    real *q, *k, *v;       /* [T, N, DN + DR] twice, [T, N, DV]; rotated */
-    real *gate;            /* before the sigmoid [T, N] or [T, N, DV] */
-    real *o;               /* [T, N, DV] */
-    wreal *lse;            /* [T, N] */
+    real *q_a, *q_an; /* query latent, normed; q_an is q_a without a norm */
+    real *kv_a;       /* [T, RK + DR] */
+    real *c, *cn;     /* key latent [T, RK], normed */
+    wreal *rq, *rc;   /* statistics of the norms */
+    real *q, *k, *v;  /* [T, N, DN + DR] twice, [T, N, DV]; rotated */
+    real *gate;       /* before the sigmoid [T, N] or [T, N, DV] */
+    real *o;          /* [T, N, DV] */
+    wreal *lse;       /* [T, N] */
 } ENG(mla_saved);
 
 ckpt_status ENG(mla_save)(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T, ENG(mla_saved) * saved,

@@ -65,18 +65,18 @@ typedef struct ckpt_eng_linattn {
 /* DF, the columns of the decay: HV*K, or HV for GDN. With key_gates H stands for HV in f, erase, A_log
  * and dt_bias (Megatron's GDN2). */
 typedef struct ENG(linattn_params) {
-    real *q, *k, *v;                /* [H*K, D], [H*K, D], [HV*V, D] */
+    real *q, *k, *v;                 /* [H*K, D], [H*K, D], [HV*V, D] */
     wreal *conv_q, *conv_k, *conv_v; /* [channels, W] */
-    real *f;                        /* [DF, D], when f_rank is 0 */
-    real *f_a, *f_b;                /* [f_rank, D], [DF, f_rank] */
-    real *z;                        /* [HV*V, D], when z_rank is 0 */
-    real *z_a, *z_b;                /* [z_rank, D], [HV*V, z_rank] */
+    real *f;                         /* [DF, D], when f_rank is 0 */
+    real *f_a, *f_b;                 /* [f_rank, D], [DF, f_rank] */
+    real *z;                         /* [HV*V, D], when z_rank is 0 */
+    real *z_a, *z_b;                 /* [z_rank, D], [HV*V, z_rank] */
     wreal *z_bias;                   /* [HV*V] or NULL */
-    real *erase;                    /* beta [HV, D], or GDN2 b [HV*K, D] */
-    real *write;                    /* GDN2 w [HV*V, D] */
+    real *erase;                     /* beta [HV, D], or GDN2 b [HV*K, D] */
+    real *write;                     /* GDN2 w [HV*V, D] */
     wreal *A_log, *dt_bias;          /* [HV], [DF] */
     wreal *norm;                     /* [V] */
-    real *out;                      /* [D, HV*V] */
+    real *out;                       /* [D, HV*V] */
 } ENG(linattn_params);
 
 typedef struct ENG(linattn_saved) {

@@ -56,6 +56,8 @@ typedef struct ckpt_eng {
     size_t cap, used, peak; /* bytes */
     struct ckpt_eng_par
         *par; /* the other ranks of the run (par.h), borrowed; NULL: there are none */
+    struct ckpt_eng_device
+        *device; /* whose memory the arena is (device.h), borrowed; NULL: this process's */
 } ckpt_eng;
 
 /* threads 0 = all cores. The context is dry until ckpt_eng_reserve. Nothing to release before. */

@@ -119,8 +119,7 @@ static ckpt_status output_bwd(ckpt_eng *e, const ckpt_eng_gqa *b, int64_t T,
     CKPT_CHECK(ENG(linear_dw)(e, T, out, b->H, dy, b->H, o, out, g->o, NULL, err));
     CKPT_CHECK(ENG(linear_dx)(e, T, out, b->H, dy, b->H, p->o, false, d_o, out, err));
     if (b->gated) {
-        CKPT_CHECK(
-            ENG(gate_heads_bwd)(e, T, a->N, a->DV, a->DV, s->o, s->gate, d_o, d_o, dg, err));
+        CKPT_CHECK(ENG(gate_heads_bwd)(e, T, a->N, a->DV, a->DV, s->o, s->gate, d_o, d_o, dg, err));
         CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, out, dg, x, p->gate, *add, dx, g->gate, NULL, err));
         *add = true;
     }

@@ -502,8 +502,7 @@ static ckpt_status take_work(ckpt_eng *e, const sizes *z, bool gdn2, work *w, ck
                               .g = wide_rows(e, z->T, z->DF * z->G),
                               .erase = wide_rows(e, z->T, z->DE * z->G),
                               .write = gdn2 ? wide_rows(e, z->T, z->VD) : NULL};
-    w->dpre = rows(e, z->T,
-                   ckpt_max_i64(ckpt_max_i64(z->QK, z->VD), ckpt_max_i64(z->DF, z->DE)));
+    w->dpre = rows(e, z->T, ckpt_max_i64(ckpt_max_i64(z->QK, z->VD), ckpt_max_i64(z->DF, z->DE)));
     return ckpt_eng_check(e, err);
 }
 

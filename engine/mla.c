@@ -209,8 +209,7 @@ static ckpt_status output_bwd(ckpt_eng *e, const ckpt_eng_mla *b, int64_t T,
     }
     CKPT_CHECK(ENG(linear_bwd)(e, T, out, b->H, dy, o, p->o, false, d_o, g->o, NULL, err));
     if (width > 0) {
-        CKPT_CHECK(
-            ENG(gate_heads_bwd)(e, T, b->N, b->DV, width, s->o, s->gate, d_o, d_o, dg, err));
+        CKPT_CHECK(ENG(gate_heads_bwd)(e, T, b->N, b->DV, width, s->o, s->gate, d_o, d_o, dg, err));
         CKPT_CHECK(ENG(linear_bwd)(e, T, b->H, b->N * width, dg, x, p->gate, *add, dx, g->gate,
                                    NULL, err));
         *add = true;

@@ -62,8 +62,8 @@ static ckpt_status shared_forward(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
         goto done;
     real *gated = ckpt_eng_take(e, T * m->H, sizeof *gated);
     CKPT_CHECK(ckpt_eng_check(e, err));
-    CKPT_CHECK(ENG(linear)(e, T, m->H, 1, x, m->H, p->shared_gate, NULL, false, s->shared_g, 1,
-                           err));
+    CKPT_CHECK(
+        ENG(linear)(e, T, m->H, 1, x, m->H, p->shared_gate, NULL, false, s->shared_g, 1, err));
     CKPT_CHECK(ENG(gate_heads)(e, T, 1, m->H, 1, s->shared_y, s->shared_g, gated, err));
     CKPT_CHECK(ENG(add)(e, T * m->H, gated, y, err));
 done:
@@ -102,14 +102,14 @@ static ckpt_status shared_backward(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T
         real *dgated = ckpt_eng_take(e, T * m->H, sizeof(real));
         real *dg = ckpt_eng_take(e, T, sizeof(real));
         CKPT_CHECK(ckpt_eng_check(e, err));
-        CKPT_CHECK(ENG(gate_heads_bwd)(e, T, 1, m->H, 1, s->shared_y, s->shared_g, dy, dgated, dg,
-                                       err));
+        CKPT_CHECK(
+            ENG(gate_heads_bwd)(e, T, 1, m->H, 1, s->shared_y, s->shared_g, dy, dgated, dg, err));
         CKPT_CHECK(ENG(linear_dw)(e, T, m->H, 1, dg, 1, x, m->H, g->shared_gate, NULL, err));
         CKPT_CHECK(ENG(linear_dx)(e, T, m->H, 1, dg, 1, p->shared_gate, true, dx, m->H, err));
         dy = dgated;
     }
-    CKPT_CHECK(ENG(mlp_bwd)(e, &shared, T, &p->shared, &s->shared, x, dy, true, dx, &g->shared,
-                            err));
+    CKPT_CHECK(
+        ENG(mlp_bwd)(e, &shared, T, &p->shared, &s->shared, x, dy, true, dx, &g->shared, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;

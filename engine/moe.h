@@ -20,18 +20,18 @@ typedef struct ckpt_eng_moe {
 
 typedef struct ENG(moe_params) {
     wreal *router, *router_bias; /* [E, H], [E] or NULL */
-    ENG(mlp_params) * experts;  /* E of them */
+    ENG(mlp_params) * experts;   /* E of them */
     ENG(mlp_params) shared;
     real *shared_gate; /* [1, H] or NULL */
 } ENG(moe_params);
 
 typedef struct ENG(moe_saved) {
     wreal *logit, *score; /* [T, E]; score is the sigmoid or softmax */
-    wreal *lse;          /* [T]: of the logits */
-    int32_t *chosen;     /* [T, top_k] experts, best first */
-    wreal *weight;       /* [T, top_k], scaled */
-    wreal *total;        /* [T]: sum of the chosen scores */
-    int64_t *first;      /* [E + 1]: rows of every expert */
+    wreal *lse;           /* [T]: of the logits */
+    int32_t *chosen;      /* [T, top_k] experts, best first */
+    wreal *weight;        /* [T, top_k], scaled */
+    wreal *total;         /* [T]: sum of the chosen scores */
+    int64_t *first;       /* [E + 1]: rows of every expert */
     int32_t
         *row_of; /* [T, top_k]: row of a token's slot; rows are expert-major, tokens ascending */
     int32_t *slot_of; /* [T * top_k]: token * top_k + slot of a row */

@@ -19,8 +19,8 @@ typedef struct job {
     const ENG(moe_saved) * s;
     const int64_t *first; /* first item of every expert */
     const real *x, *dy;
-    real *act;                   /* [rows, FE] weighted activation */
-    real *out;                   /* [rows, H] */
+    real *act;         /* [rows, FE] weighted activation */
+    real *out;         /* [rows, H] */
     real *dgate, *dup; /* backward */
     wreal *dweight;
     int64_t T;

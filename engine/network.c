@@ -21,7 +21,9 @@ typedef struct slot {
 #define SLOT(params, rest, field, needed)                                                          \
     {                                                                                              \
         rest, offsetof(ENG(params), field), needed,                                                \
-            _Generic(((ENG(params) *)NULL)->field, wreal *: true, default: false)                  \
+            _Generic(((ENG(params) *)NULL)->field, wreal *                                         \
+                     : true, default                                                               \
+                     : false)                                                                      \
     }
 #define LIN(rest, field, needed) SLOT(linattn_params, rest, field, needed)
 #define MLA(rest, field, needed) SLOT(mla_params, rest, field, needed)
@@ -321,7 +323,8 @@ static ckpt_status list_params(ENG(network) * m, const ckpt_eng *e, const ckpt_m
                              c->name);
         if (!is_param(c))
             continue;
-        *p = (ENG(param)){.name = c->name, .tensor = i, .flags = c->flags, .wide = is_wide(c->name)};
+        *p =
+            (ENG(param)){.name = c->name, .tensor = i, .flags = c->flags, .wide = is_wide(c->name)};
         ckpt_status status = ckpt_eng_box_of(&m->spec, c, par, par != NULL ? par->t : 0,
                                              par != NULL ? par->x : 0, &p->box, err);
         if (status != CKPT_OK)

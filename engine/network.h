@@ -53,10 +53,10 @@ typedef struct ENG(network) {
     wreal *final_norm, *dfinal_norm;
     ENG(mtp_depth) * mtp; /* spec.mtp_layers */
     wreal *data, *grads;  /* n_elements each; grads NULL without gradients */
-    real *matrices;       /* bf16 on a device: those of data that products read, rounded; else data */
+    real *matrices; /* bf16 on a device: those of data that products read, rounded; else data */
     struct ckpt_eng_device *device; /* whose memory the arrays are in; NULL: this process's */
-    ckpt_eng_range vocab; /* rows of embedding and head that this rank holds */
-    ckpt_comm keys;       /* ranks that hold the same key heads, where they are shared */
+    ckpt_eng_range vocab;           /* rows of embedding and head that this rank holds */
+    ckpt_comm keys;                 /* ranks that hold the same key heads, where they are shared */
 } ENG(network);
 
 /* Build from a bound checkpoint and read its parameters, cast to the engine's type, on e's threads.
@@ -94,7 +94,7 @@ typedef struct ENG(run) {
     bool recompute; /* keep only block inputs from forward to backward; same bits, less memory */
     double mtp_coef;
     wreal *logits; /* out, [T, V]; or NULL: not wanted */
-    double loss;  /* out: mean over labelled tokens, of all data-parallel ranks together */
+    double loss;   /* out: mean over labelled tokens, of all data-parallel ranks together */
     double mtp_loss, aux_loss, z_loss;
     int64_t *expert_counts; /* out or NULL: [n_blocks, E], tokens of every expert */
 } ENG(run);

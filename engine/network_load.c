@@ -54,7 +54,8 @@ static void load_param(void *arg, int64_t item, int worker)
     }
 }
 
-ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src, ckpt_err *err)
+ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
+                              ckpt_err *err)
 {
     ckpt_arena arena = {0};
     ckpt_status status = CKPT_OK;

@@ -26,10 +26,10 @@ typedef union saved {
 } saved;
 
 typedef struct record {
-    real *x;        /* input [T, H] */
-    real *n;        /* normed input */
-    wreal *rstd;    /* statistics */
-    real *all;      /* normed inputs of a group of ranks, where the block runs on those */
+    real *x;     /* input [T, H] */
+    real *n;     /* normed input */
+    wreal *rstd; /* statistics */
+    real *all;   /* normed inputs of a group of ranks, where the block runs on those */
     saved s;
 } record;
 
@@ -37,10 +37,10 @@ typedef struct record {
 typedef struct results {
     ckpt_eng_result *all;
     int64_t n;
-    ckpt_eng_result *bad;      /* a block: where its output is not finite (watch) */
-    ckpt_eng_result *aux;      /* a block two: its side losses */
-    ckpt_eng_result *loss;     /* of the trunk and of every depth: the mean, labelled tokens */
-    ckpt_eng_result *counts;   /* a block `experts`: tokens of every expert; or NULL */
+    ckpt_eng_result *bad;    /* a block: where its output is not finite (watch) */
+    ckpt_eng_result *aux;    /* a block two: its side losses */
+    ckpt_eng_result *loss;   /* of the trunk and of every depth: the mean, labelled tokens */
+    ckpt_eng_result *counts; /* a block `experts`: tokens of every expert; or NULL */
     int64_t experts;
 } results;
 
@@ -542,7 +542,8 @@ static ckpt_status report(pass *p)
     for (int64_t d = 0; d < spec->mtp_layers; d++)
         run->mtp_loss += run->mtp_coef / (double)spec->mtp_layers * loss[2 * (d + 1)].d;
     for (int64_t i = 0; i < spec->n_blocks && r->counts != NULL; i++)
-        for (int64_t k = 0; spec->blocks[i].kind == CKPT_ENG_MOE && k < spec->blocks[i].u.moe.E; k++)
+        for (int64_t k = 0; spec->blocks[i].kind == CKPT_ENG_MOE && k < spec->blocks[i].u.moe.E;
+             k++)
             run->expert_counts[i * spec->blocks[i].u.moe.E + k] =
                 p->host[r->counts - r->all + i * r->experts + k].i;
     return CKPT_OK;

@@ -24,8 +24,8 @@ ckpt_status ENG(linear_dw)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, 
                            ckpt_err *err) CKPT_MUST_USE;
 /* Both for contiguous rows: dw, dbias, then dx. */
 ckpt_status ENG(linear_bwd)(ckpt_eng *e, int64_t T, int64_t n_in, int64_t n_out, const real *dy,
-                            const real *x, const real *w, bool add, real *dx, real *dw, wreal *dbias,
-                            ckpt_err *err) CKPT_MUST_USE;
+                            const real *x, const real *w, bool add, real *dx, real *dw,
+                            wreal *dbias, ckpt_err *err) CKPT_MUST_USE;
 /* C [m, n] = alpha op(A) op(B) + beta C on one thread, for use inside ckpt_eng_parallel. beta 0 does
  * not read C. Takes its blocks from the stack (up to 400 KiB) and the best instruction set. */
 void ENG(gemm)(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, const real *a,
@@ -52,8 +52,8 @@ ckpt_status ENG(gated_rmsnorm)(ckpt_eng *e, int64_t rows, int64_t n, const real 
                                ckpt_err *err) CKPT_MUST_USE;
 /* dx, dz written (dx may alias dy, dz may alias z); dw or NULL +=. */
 ckpt_status ENG(gated_rmsnorm_bwd)(ckpt_eng *e, int64_t rows, int64_t n, const real *x,
-                                   const real *z, const wreal *w, ckpt_eng_act act, const wreal *rstd,
-                                   const real *dy, real *dx, real *dz, wreal *dw,
+                                   const real *z, const wreal *w, ckpt_eng_act act,
+                                   const wreal *rstd, const real *dy, real *dx, real *dz, wreal *dw,
                                    ckpt_err *err) CKPT_MUST_USE;
 
 /* y = x * r, r [rows] = 1 / sqrt(sum x^2 + eps). y may alias x. */
@@ -127,8 +127,8 @@ typedef struct ckpt_eng_delta {
 } ckpt_eng_delta;
 
 typedef struct ENG(delta_in) {
-    const real *q, *k;  /* [T, H, K] */
-    const real *v;      /* [T, HV, V] */
+    const real *q, *k;   /* [T, H, K] */
+    const real *v;       /* [T, HV, V] */
     const wreal *g;      /* per rule, natural log, usually <= 0 */
     const wreal *erase;  /* beta, or b */
     const wreal *write;  /* GDN2: w; NULL otherwise */
@@ -136,10 +136,10 @@ typedef struct ENG(delta_in) {
 } ENG(delta_in);
 
 typedef struct ENG(delta_grad) {
-    real *q, *k, *v;   /* written, shapes of the inputs */
+    real *q, *k, *v; /* written, shapes of the inputs */
     wreal *g, *erase;
-    wreal *write;      /* GDN2 only */
-    wreal *state0;     /* or NULL */
+    wreal *write;  /* GDN2 only */
+    wreal *state0; /* or NULL */
 } ENG(delta_grad);
 
 /* Elements of `saved`: the state at the start of every segment of every sequence. */

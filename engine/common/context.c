@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include "checked.h"
+#include "device.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -34,15 +35,21 @@ void ckpt_eng_init(ckpt_eng *e, int threads)
 
 ckpt_status ckpt_eng_reserve(ckpt_eng *e, size_t bytes, ckpt_err *err)
 {
-    free(e->base);
+    ckpt_eng_memory_free(e, e->base);
     e->base = NULL;
     e->cap = 0;
     if (bytes > SIZE_MAX - 2 * ALIGN)
         return ckpt_fail(err, CKPT_E_NOMEM, "engine: cannot allocate %zu bytes", bytes);
     size_t size = (bytes + ALIGN) / ALIGN * ALIGN;
-    e->base = aligned_alloc(ALIGN, size);
-    if (!e->base)
+    void *base = NULL;
+    if (e->device != NULL) {
+        ckpt_status status = e->device->api->alloc(size, &base, err);
+        if (status != CKPT_OK)
+            return status;
+    } else if ((base = aligned_alloc(ALIGN, size)) == NULL) {
         return ckpt_fail(err, CKPT_E_NOMEM, "engine: cannot allocate %zu bytes", bytes);
+    }
+    e->base = base;
     e->cap = size;
     e->used = e->peak = 0;
     e->dry = e->failed = false;
@@ -51,8 +58,12 @@ ckpt_status ckpt_eng_reserve(ckpt_eng *e, size_t bytes, ckpt_err *err)
 
 void ckpt_eng_release(ckpt_eng *e)
 {
-    free(e->base);
-    *e = (ckpt_eng){.dry = true, .threads = e->threads, .isa = e->isa, .par = e->par};
+    ckpt_eng_memory_free(e, e->base);
+    *e = (ckpt_eng){.dry = true,
+                    .threads = e->threads,
+                    .isa = e->isa,
+                    .par = e->par,
+                    .device = e->device};
 }
 
 ckpt_eng_isa ckpt_eng_detect(void)

@@ -28,7 +28,9 @@ static ckpt_status open_card(ckpt_cuda_card *, int number, char *name, size_t ca
         snprintf(name, cap, "emulated on the CPU");
     return CKPT_OK;
 }
-static void close_card(ckpt_cuda_card *) {}
+static void close_card(ckpt_cuda_card *)
+{
+}
 
 ckpt_status ckpt_cuda_alloc(size_t bytes, void **out, ckpt_err *err)
 {

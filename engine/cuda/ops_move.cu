@@ -352,8 +352,7 @@ template <int N> KERNEL(THREADS, 1) counts(int64_t E, const int64_t *first, int6
         out[i] = first[i + 1] - first[i];
 }
 
-ckpt_status check(const char *what, const ckpt_cuda *c, int64_t n, int64_t per_block,
-                  ckpt_err *err)
+ckpt_status check(const char *what, const ckpt_cuda *c, int64_t n, int64_t per_block, ckpt_err *err)
 {
     if (n < 0)
         return ckpt_fail(err, CKPT_E_USAGE, "%s on CUDA: %lld elements", what, (long long)n);
@@ -418,8 +417,9 @@ ckpt_status ckpt_cuda_copy_columns(const ckpt_cuda *c, int64_t rows, int64_t n, 
                                    int64_t ld_from, void *to, int64_t ld_to, ckpt_err *err)
 {
     if (rows < 0 || n < 0 || rows > INT64_MAX / (n + 1) || (rows > 1 && (ld_from < 0 || ld_to < n)))
-        return ckpt_fail(err, CKPT_E_USAGE, "copy on CUDA: %lld rows of %lld, strides %lld and %lld",
-                         (long long)rows, (long long)n, (long long)ld_from, (long long)ld_to);
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "copy on CUDA: %lld rows of %lld, strides %lld and %lld", (long long)rows,
+                         (long long)n, (long long)ld_from, (long long)ld_to);
     const ckpt_status status = check("copy", c, rows * n, THREADS, err);
     if (status != CKPT_OK || rows == 0 || n == 0)
         return status;

@@ -73,7 +73,8 @@ template <int N> KERNEL(THREADS, 1) load(load_args p)
     p.y[p.turn ? c * p.rows + r : i] = p.round ? rounded(x) : x;
 }
 template <int N>
-KERNEL(THREADS, 1) mix(int64_t n, float a, const float *x, float b, bool round, float *y)
+KERNEL(THREADS, 1)
+mix(int64_t n, float a, const float *x, float b, bool round, float *y)
 {
     const int64_t i = index_of();
     if (i >= n)
