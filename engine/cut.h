@@ -55,11 +55,11 @@ ckpt_status ENG(cut_send)(ckpt_eng *e, int64_t n, bool back, const real *next,
 /* attention and attention_bwd (attn.h) of blocks: of `seq`, or with a cut of this rank's queries against
  * the whole batch's keys and values. k, v, dk, dv are this rank's. */
 ckpt_status ENG(attention_cut)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_eng_seq *seq,
-                               const real *q, const real *k, const real *v, real *o, real *lse,
+                               const real *q, const real *k, const real *v, real *o, wreal *lse,
                                ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(attention_cut_bwd)(ckpt_eng *e, const ckpt_eng_attention *a,
                                    const ckpt_eng_seq *seq, const real *q, const real *k,
-                                   const real *v, const real *o, const real *lse, const real *d_o,
+                                   const real *v, const real *o, const wreal *lse, const real *d_o,
                                    real *dq, real *dk, real *dv, ckpt_err *err) CKPT_MUST_USE;
 
 static inline ckpt_eng_cut *ckpt_eng_cut_in(const ckpt_eng *e)

@@ -124,6 +124,7 @@ typedef struct ckpt_eng_delta {
     ckpt_eng_form form;
     int64_t H, HV, K, V;
     double scale; /* 0 = K^-0.5 */
+    bool safe;    /* g >= -5 is known: kernels of a device may take a shorter way */
 } ckpt_eng_delta;
 
 typedef struct ENG(delta_in) {

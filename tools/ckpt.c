@@ -299,6 +299,7 @@ static int finish(ckpt_tool *tool, ckpt_status status, ckpt_err *err)
         end_json(tool, status, err);
     status = flush_stdout(status, err);
     bool failed = status != CKPT_OK && err->text[0] != '\0';
+    ckpt_tool_leave_device(tool);
     if (failed && ckpt_ranks_before_error(tool, status))
         fprintf(stderr, "ckpt: %s: %s\n", tool->command->name, err->text);
     ckpt_ranks_leave(tool, failed, ckpt_exit_code(status));

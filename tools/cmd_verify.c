@@ -43,7 +43,9 @@ static const ckpt_opt rows[] = {
     {"mtp-coef",              CKPT_OPT_REAL,   AT(mtp_coef),              "X",
      "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                  0, 0},
     {"device",                CKPT_OPT_CHOICE, AT(device),                "cpu|cuda",
-     "--forward: where it is computed (default cpu; cuda is not built yet)",                                                                       0, 0},
+     "--forward: where it is computed (default cpu)",                                                                                              0, 0},
+    {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "f32|bf16",
+     "--forward on cuda: what products and activations are (default f32)",                                                                         0, 0},
     {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
      "--forward: recompute activations, using less memory",                                                                                        0, 0},
     {"policy",                CKPT_OPT_STRING, AT(policy),                "FILE",
@@ -438,7 +440,9 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "--reference brings its own tokens and numbers: not "
                          "together with --tokens or --against");
-    ckpt_status status = ckpt_tool_device(o->device, err);
+    if (o->dtype >= 0 && o->device < 1)
+        return ckpt_fail(err, CKPT_E_USAGE, "--dtype needs --device cuda");
+    ckpt_status status = ckpt_tool_device(v->tool, o->device, err);
     return status == CKPT_OK ? ckpt_tool_effects(v->tool, rows_of, v, err) : status;
 }
 
@@ -559,7 +563,7 @@ static void defaults(void *opts)
     verify_opts *o = opts;
     o->iteration = -1;
     o->rtol = o->grad_rtol = o->mtp_coef = -1;
-    o->device = -1;
+    o->device = o->dtype = -1;
 }
 
 const ckpt_command ckpt_cmd_verify = {

@@ -459,13 +459,6 @@ ckpt_status ckpt_tool_no_memory(ckpt_err *err)
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
 }
 
-ckpt_status ckpt_tool_device(int device, ckpt_err *err)
-{
-    if (device <= 0)
-        return CKPT_OK;
-    return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--device cuda: not built yet; the CPU runs all");
-}
-
 ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n, ckpt_err *err)
 {
     ckpt_status status;

@@ -25,22 +25,6 @@ static int64_t started_ranks(void)
     return 1;
 }
 
-/* Beside the program, or where `make install` puts it. */
-static char *part_path(ckpt_arena *arena)
-{
-    char self[4096];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n <= 0)
-        return ckpt_arena_strdup(arena, PART);
-    self[n] = '\0';
-    char *slash = strrchr(self, '/');
-    if (slash != NULL)
-        *slash = '\0';
-    char *beside = ckpt_arena_printf(arena, "%s/" PART, self);
-    char *installed = ckpt_arena_printf(arena, "%s/../lib/ckpt/" PART, self);
-    return beside != NULL && installed != NULL && access(beside, F_OK) != 0 ? installed : beside;
-}
-
 static ckpt_status join(ckpt_ranks *r, const ckpt_rank_opts *o, ckpt_err *err)
 {
     int64_t tp = o->tp > 0 ? o->tp : 1, cp = o->cp > 0 ? o->cp : 1, ep = o->ep > 0 ? o->ep : 1;
@@ -79,7 +63,7 @@ static ckpt_status open_world(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ran
             return status;
         return ckpt_comm_host_join(r->launched.host, r->launched.rank, &r->world, err);
     }
-    char *path = part_path(&tool->arena);
+    char *path = ckpt_tool_part(&tool->arena, PART);
     return path == NULL ? ckpt_tool_no_memory(err) : ckpt_comm_load(&r->world, path, err);
 }
 

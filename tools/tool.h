@@ -32,6 +32,7 @@ typedef struct ckpt_tool {
     ckpt_jw json;
     ckpt_arena arena;  /* texts that live as long as the run */
     ckpt_ranks *ranks; /* NULL: one process */
+    struct ckpt_eng_device *device; /* NULL: the CPU */
 } ckpt_tool;
 
 struct ckpt_command {
@@ -124,8 +125,13 @@ const char *ckpt_tool_plural(uint64_t n);
 const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh);
 void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh);
 ckpt_status ckpt_tool_no_memory(ckpt_err *err);
-/* May the engine run there? device: index in "cpu|cuda"; below 0 = cpu. Errors: CKPT_E_UNSUPPORTED. */
-ckpt_status ckpt_tool_device(int device, ckpt_err *err);
+/* Open what the engine runs on, tool->device. device: index in "cpu|cuda"; below 0 = cpu, which is NULL.
+ * Errors: CKPT_E_UNSUPPORTED no plug-in or no card. */
+ckpt_status ckpt_tool_device(ckpt_tool *tool, int device, ckpt_err *err) CKPT_MUST_USE;
+void ckpt_tool_leave_device(ckpt_tool *tool);
+/* Path of a shared object that is loaded on demand: beside the program, or where `make install` puts it.
+ * NULL: out of memory. */
+char *ckpt_tool_part(ckpt_arena *arena, const char *name);
 /* Write a whole small file atomically beside what is there. */
 ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n,
                                  ckpt_err *err) CKPT_MUST_USE;

@@ -106,6 +106,7 @@ static void read_kda(reader *r, ckpt_eng_spec *s, const ckpt_eng_spec_opts *o, i
     b->f_rank = has(r, i, "kda.f_a.weight") ? size_of(r, "kda_f_rank") : 0;
     b->z_rank = has(r, i, "kda.g_a.weight") ? size_of(r, "kda_gate_rank") : 0;
     b->bound = flag(r, "kda_safe_gate") ? number_or(r, "kda_lower_bound", 0) : 0;
+    b->delta.safe = b->bound < 0 && b->bound >= -5;
     b->act = CKPT_ENG_SIGMOID;
     b->eps = s->eps;
     b->quant = quant != NULL && quant->enabled ? quant : NULL;

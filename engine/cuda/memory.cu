@@ -262,9 +262,11 @@ void ckpt_cuda_pipe_close(ckpt_cuda_pipe *p)
 {
     if (p == NULL)
         return;
-    (void)ckpt_cuda_pipe_wait(p, NULL);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        const ckpt_status gone = wait_buffer(p, i, NULL);
+        (void)gone; /* a failure is the next wait's to tell */
         close_buffer(p, i);
+    }
     free(p);
 }
 ckpt_status ckpt_cuda_pipe_next(ckpt_cuda_pipe *p, void **buffer, ckpt_err *err)

@@ -12,7 +12,7 @@ EMU_OBJ     := $(patsubst %.cu,$(BUILD)/%.emu.o,$(CU_SRC))
 CXX         ?= g++
 
 # The optimizer gives the CPU's bits: no contraction, subnormals flushed to zero.
-%/ops_optim.cu.o %/ops_optim.sm90.o: NVCC_FLAGS += -fmad=false -ftz=true
+%/ops_optim.cu.o %/ops_optim.sm90.o %/ops_muon.cu.o %/ops_muon.sm90.o: NVCC_FLAGS += -fmad=false -ftz=true
 
 .PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu
 # make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc, without linking
@@ -60,7 +60,18 @@ $(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h tests/gpu/emulate_wgmma.h
 	$(call say,CXX,$< emulated)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra \
-	    -Wno-unknown-pragmas -DCKPT_CUDA_EMULATE='"emulate.h"' -Ilib -Iengine -Itests/gpu -x c++ -c -o $@ $<
+	    -Wno-unknown-pragmas -DCKPT_CUDA_EMULATE='"emulate.h"' -fPIC -Ilib -Iengine -Itests/gpu -x c++ -c -o $@ $<
+
+# make cuda-emulated   $(BUILD)/emulated/ckpt with a libckpt_cuda.so beside it that runs on the CPU (tests)
+.PHONY: cuda-emulated
+cuda-emulated: $(BUILD)/emulated/libckpt_cuda.so $(BUILD)/emulated/ckpt
+$(BUILD)/emulated/libckpt_cuda.so: $(EMU_OBJ) $(BUILD)/lib/err.pic.o
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CXX) -shared -o $@ $^
+$(BUILD)/emulated/ckpt: $(BUILD)/ckpt
+	$(Q)mkdir -p $(@D)
+	$(Q)cp -f $< $@
 
 # What the suite comm_cuda has for NCCL.
 $(BUILD)/fake_nccl.so: tests/gpu/fake_nccl.c $(BUILD)/flags

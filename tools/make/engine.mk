@@ -25,7 +25,11 @@ ENG_TYPED  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildc
 ENG_QUANT  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildcard engine/quant/*.c))))
 ENG_KERNEL := $(foreach t,32 64,$(foreach i,$(ENG_ISA),\
                 $(patsubst %.c,$(BUILD)/%.f$(t).$(i).o,$(sort $(wildcard engine/kernels/*.c)))))
-ENG_OBJ    := $(ENG_COMMON) $(ENG_TRAIN) $(ENG_TYPED) $(ENG_QUANT) $(ENG_KERNEL)
+# On a device: the sources that are made of operations alone, and those operations there (real.h).
+ENG_SHARED := linattn mla gqa mlp moe network network_run
+ENG_DEVICE := $(foreach t,32 16,$(patsubst %.c,$(BUILD)/%.d$(t).o,$(ENG_SHARED:%=engine/%.c) \
+                $(sort $(wildcard engine/device/*.c))))
+ENG_OBJ    := $(ENG_COMMON) $(ENG_TRAIN) $(ENG_TYPED) $(ENG_QUANT) $(ENG_KERNEL) $(ENG_DEVICE)
 ENG_CC      = $(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) $(ENG_OPT)
 
 $(BUILD)/engine/common/%.o: engine/common/%.c $(BUILD)/flags
@@ -50,6 +54,12 @@ $$(BUILD)/engine/quant/%.f$(1).o: engine/quant/%.c $$(BUILD)/flags
 	$$(Q)mkdir -p $$(@D)
 	$$(Q)$$(ENG_CC) -ffp-contract=off -DCKPT_REAL=$(1) -MMD -MP -c -o $$@ $$<
 endef
+define eng_device
+$$(BUILD)/engine/%.d$(1).o: engine/%.c $$(BUILD)/flags
+	$$(call say,CC,$$< d$(1))
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(ENG_CC) -DCKPT_REAL=1$(1) -MMD -MP -c -o $$@ $$<
+endef
 define eng_kernel
 $$(BUILD)/engine/kernels/%.f$(1).$(2).o: engine/kernels/%.c $$(BUILD)/flags
 	$$(call say,CC,$$< f$(1) $(2))
@@ -57,6 +67,7 @@ $$(BUILD)/engine/kernels/%.f$(1).$(2).o: engine/kernels/%.c $$(BUILD)/flags
 	$$(Q)$$(ENG_CC) $$(ENG_FLAGS_$(2)) -DCKPT_REAL=$(1) -DCKPT_ISA=$(2) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach t,32 64,$(eval $(call eng_typed,$(t))))
+$(foreach t,32 16,$(eval $(call eng_device,$(t))))
 $(foreach t,32 64,$(eval $(call eng_quant,$(t))))
 $(foreach t,32 64,$(foreach i,$(ENG_ISA),$(eval $(call eng_kernel,$(t),$(i)))))
 

@@ -1,0 +1,43 @@
+/* What the operations of a device share. A launch failure is the operation's error; what happens later on
+ * the device is seen at the end of a run. */
+#ifndef CKPT_ENGINE_DEVICE_CONTEXT_H
+#define CKPT_ENGINE_DEVICE_CONTEXT_H
+
+#include "checked.h"
+#include "device.h"
+#include "real.h"
+
+static inline const ckpt_cuda_plugin *api_of(const ckpt_eng *e)
+{
+    return e->device->api;
+}
+
+/* The context of a call that needs no workspace. */
+static inline ckpt_cuda plain(const ckpt_eng *e)
+{
+    return (ckpt_cuda){.type = CKPT_REAL == 116 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32,
+                       .stream = e->device->card.stream,
+                       .gemm = e->device->card.gemm};
+}
+
+/* One with `bytes` of the arena; the caller marks and drops. */
+static inline ckpt_status with_work(ckpt_eng *e, size_t bytes, ckpt_cuda *c, ckpt_err *err)
+{
+    *c = plain(e);
+    c->work = ckpt_eng_take(e, (int64_t)bytes, 1);
+    c->bytes = bytes;
+    return ckpt_eng_check(e, err);
+}
+
+/* Offsets of the sequences that the newest bring_seq brought. */
+static inline ckpt_status seq_of(const ckpt_eng *e, const ckpt_eng_seq *seq, ckpt_cuda_seq *out,
+                                 ckpt_err *err)
+{
+    *out = (ckpt_cuda_seq){
+        .n = seq->n, .tokens = ckpt_eng_tokens(seq), .cu = e->device->on_device};
+    if (seq->cu != e->device->cu)
+        return ckpt_fail(err, CKPT_E_INTERNAL, "sequences that are not on the device");
+    return CKPT_OK;
+}
+
+#endif
