@@ -17,10 +17,10 @@
 typedef struct ckpt_eng_device {
     const ckpt_cuda_plugin *api;
     ckpt_cuda_card card;
-    char name[128];      /* of the card */
-    void *library;       /* dlopen's; NULL: the table was given */
-    const int64_t *cu;   /* offsets that the newest bring_seq brought (this process's) ... */
-    int64_t *on_device;  /* ... and where they are */
+    char name[128];     /* of the card */
+    void *library;      /* dlopen's; NULL: the table was given */
+    const int64_t *cu;  /* offsets that the newest bring_seq brought (this process's) ... */
+    int64_t *on_device; /* ... and where they are */
 } ckpt_eng_device;
 
 /* Load the plug-in `path` and open card `number`. */
@@ -64,6 +64,14 @@ typedef struct ckpt_eng_networks {
     /* After data was changed: the matrices that products read. */
     ckpt_status (*refresh)(const ckpt_eng *e, void *net, ckpt_err *err);
 } ckpt_eng_networks;
-extern const ckpt_eng_networks ckpt_eng_networks_d32, ckpt_eng_networks_d16;
+extern const ckpt_eng_networks ckpt_eng_networks_f32, ckpt_eng_networks_f64, ckpt_eng_networks_d32,
+    ckpt_eng_networks_d16;
+/* Of a context: on its device in bf16 or f32, without one f32. */
+static inline const ckpt_eng_networks *ckpt_eng_networks_of(const ckpt_eng *e, bool bf16)
+{
+    return e->device == NULL ? &ckpt_eng_networks_f32
+           : bf16            ? &ckpt_eng_networks_d16
+                             : &ckpt_eng_networks_d32;
+}
 
 #endif

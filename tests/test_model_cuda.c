@@ -69,18 +69,26 @@ typedef struct fixture {
 } fixture;
 
 static const fixture fixtures[] = {
-    {"hf/kimi_linear_tiny",   1, 70, 0,    false},
-    {"hf/deepseek_v3_tiny",   2, 9,  1e-6, true },
-    {"hf/qwen3_next_tiny",    2, 13, 0,    false},
-    {"hf/llama_tiny_tied",    3, 7,  0,    false},
-    {"mcore/legacy_tp2",      2, 11, 0,    true },
-    {"mcore/gpt_mla_mtp",     2, 10, 0,    false},
+    {"hf/kimi_linear_tiny", 1, 70, 0,    false},
+    {"hf/deepseek_v3_tiny", 2, 9,  1e-6, true },
+    {"hf/qwen3_next_tiny",  2, 13, 0,    false},
+    {"hf/llama_tiny_tied",  3, 7,  0,    false},
+    {"mcore/legacy_tp2",    2, 11, 0,    true },
+    {"mcore/gpt_mla_mtp",   2, 10, 0,    false},
 };
 
 /* f32: products and sums are of the same numbers in another order, so what separates the two is rounding:
  * 2^-24 a sum, some thousand of them from tokens to gradients. bf16: 2^-9 each. */
 #define LOGITS_F32 2e-5
 #define GRADS_F32 2e-4
+/* Of a GDN head's one decay: on a device a sum over as many channels as the key has, of either sign. */
+#define DECAY_F32 1e-3
+
+static double allowed(const char *name, double grads)
+{
+    const bool decay = strstr(name, ".gdn.A_log") != NULL || strstr(name, ".gdn.dt_bias") != NULL;
+    return decay && grads < DECAY_F32 ? DECAY_F32 : grads;
+}
 
 static void run_both(int i, const ckpt_eng_networks *networks, double logits, double grads)
 {
@@ -106,7 +114,8 @@ static void run_both(int i, const ckpt_eng_networks *networks, double logits, do
         if (p->grad == NULL)
             continue;
         far = relative_rms(d.grads + q->at, p->grad, p->n);
-        ck_assert_msg(far <= grads, "%s: gradient of %s: %g", f->path, p->name, far);
+        ck_assert_msg(far <= allowed(p->name, grads), "%s: gradient of %s: %g", f->path, p->name,
+                      far);
     }
     device_close(&d, networks);
     model_close(&m);
@@ -124,7 +133,8 @@ Suite *suite_model_cuda(void)
     Suite *s = suite_create("model_cuda");
     TCase *t = tcase_create("model");
     tcase_set_timeout(t, 300);
-    tcase_add_loop_test(t, model_cuda_f32_matches_cpu, 0, (int)(sizeof fixtures / sizeof *fixtures));
+    tcase_add_loop_test(t, model_cuda_f32_matches_cpu, 0,
+                        (int)(sizeof fixtures / sizeof *fixtures));
     suite_add_tcase(s, t);
     return s;
 }

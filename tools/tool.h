@@ -30,8 +30,8 @@ typedef struct ckpt_tool {
     bool color;    /* on stdout */
     bool progress; /* a bar may be drawn on stderr */
     ckpt_jw json;
-    ckpt_arena arena;  /* texts that live as long as the run */
-    ckpt_ranks *ranks; /* NULL: one process */
+    ckpt_arena arena;               /* texts that live as long as the run */
+    ckpt_ranks *ranks;              /* NULL: one process */
     struct ckpt_eng_device *device; /* NULL: the CPU */
 } ckpt_tool;
 

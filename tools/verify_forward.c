@@ -5,6 +5,7 @@
  * sequence a line), else two fixed sequences. Without labels the loss is the mean over shifted ids. A
  * reference holds gradients under the stored names of the checkpoint's own layout, so that binding it
  * like the checkpoint gives them their canonical names. */
+#include "device.h"
 #include "network.h"
 #include "quant_policy.h"
 #include "verify.h"
@@ -35,6 +36,8 @@ typedef struct passed {
     ckpt_eng e;
     ENG(run) run;
     float *logits; /* [T, V] */
+    float *grads;  /* of a device's network, here; else NULL */
+    const ckpt_eng_networks *networks;
     ckpt_policy policy;
     ckpt_quant_report report;
 } passed;
@@ -246,6 +249,19 @@ static ckpt_status choose_policy(verification *v, const ckpt_model *model, const
     return status;
 }
 
+/* From the device to where they are compared. */
+static ckpt_status bring_gradients(passed *p, ckpt_err *err)
+{
+    const size_t bytes = (size_t)p->net.n_elements * sizeof *p->grads;
+    p->grads = malloc(bytes + 1);
+    if (p->grads == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for gradients");
+    for (size_t i = 0; i < p->net.n_params; i++)
+        if (p->net.params[i].grad != NULL)
+            p->net.params[i].grad = p->grads + p->net.params[i].at;
+    return ckpt_eng_get(&p->e, p->grads, p->net.grads, bytes, err);
+}
+
 static ckpt_status run_model(verification *v, const ckpt_model *model, const ckpt_manifest *m,
                              const tokens *t, passed *out, ckpt_err *err)
 {
@@ -256,7 +272,9 @@ static ckpt_status run_model(verification *v, const ckpt_model *model, const ckp
     if (status != CKPT_OK)
         return status;
     ckpt_eng_init(&out->e, (int)v->tool->g.threads);
-    CKPT_CHECK(ENG(network_open)(&out->net, &out->e, model, &opts, true, err));
+    out->e.device = v->tool->device;
+    out->networks = ckpt_eng_networks_of(&out->e, v->o->dtype == 1);
+    CKPT_CHECK(out->networks->open(&out->net, &out->e, model, &opts, true, err));
     out->logits = malloc((size_t)t->n * (size_t)out->net.spec.V * sizeof *out->logits);
     if (out->logits == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for logits");
@@ -264,20 +282,24 @@ static ckpt_status run_model(verification *v, const ckpt_model *model, const ckp
                           .recompute = v->o->recompute,
                           .mtp_coef = v->o->mtp_coef >= 0 ? v->o->mtp_coef : MTP_COEF,
                           .logits = out->logits};
-    CKPT_CHECK(ENG(network_run)(&out->e, &out->net, &batch, &out->run, err));
+    CKPT_CHECK(out->networks->run(&out->e, &out->net, &batch, &out->run, err));
     if (v->tool->g.verbose)
         ckpt_tool_note(v->tool, "engine: %s for activations, %s each for parameters and gradients",
                        ckpt_human(&v->tool->arena, out->e.peak),
                        ckpt_human(&v->tool->arena, (uint64_t)out->net.n_elements * sizeof(float)));
     CKPT_CHECK(ckpt_eng_reserve(&out->e, out->e.peak, err));
-    CKPT_CHECK(ENG(network_run)(&out->e, &out->net, &batch, &out->run, err));
+    CKPT_CHECK(out->networks->run(&out->e, &out->net, &batch, &out->run, err));
+    if (out->e.device != NULL)
+        status = bring_gradients(out, err);
 done:
     return status;
 }
 
 static void passed_free(passed *p)
 {
-    ENG(network_close)(&p->net);
+    if (p->networks != NULL)
+        p->networks->close(&p->net);
+    free(p->grads);
     ckpt_policy_release(&p->policy);
     ckpt_eng_release(&p->e);
     free(p->logits);

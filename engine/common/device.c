@@ -56,9 +56,9 @@ ckpt_status ckpt_eng_memory_new(const ckpt_eng *e, int64_t count, size_t size, v
                          (long long)count);
     if (e->device == NULL) {
         *out = calloc(bytes + 1, 1);
-        return *out != NULL ? CKPT_OK
-                            : ckpt_fail(err, CKPT_E_NOMEM, "engine: cannot allocate %zu bytes",
-                                        bytes);
+        return *out != NULL
+                   ? CKPT_OK
+                   : ckpt_fail(err, CKPT_E_NOMEM, "engine: cannot allocate %zu bytes", bytes);
     }
     const ckpt_cuda_plugin *api = e->device->api;
     ckpt_status status = api->alloc(bytes, out, err);

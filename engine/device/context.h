@@ -33,8 +33,7 @@ static inline ckpt_status with_work(ckpt_eng *e, size_t bytes, ckpt_cuda *c, ckp
 static inline ckpt_status seq_of(const ckpt_eng *e, const ckpt_eng_seq *seq, ckpt_cuda_seq *out,
                                  ckpt_err *err)
 {
-    *out = (ckpt_cuda_seq){
-        .n = seq->n, .tokens = ckpt_eng_tokens(seq), .cu = e->device->on_device};
+    *out = (ckpt_cuda_seq){.n = seq->n, .tokens = ckpt_eng_tokens(seq), .cu = e->device->on_device};
     if (seq->cu != e->device->cu)
         return ckpt_fail(err, CKPT_E_INTERNAL, "sequences that are not on the device");
     return CKPT_OK;

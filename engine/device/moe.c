@@ -51,14 +51,15 @@ static ckpt_status balance_of(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
     *out = ckpt_eng_take(e, m->E + 1, sizeof **out);
     size_t mark = ckpt_eng_mark(e);
     wreal *score = ckpt_eng_take(e, T * m->E, sizeof *score);
-    wreal *one = ckpt_eng_take(e, 2 * T, sizeof *one), *weight = ckpt_eng_take(e, n, sizeof *weight);
+    wreal *one = ckpt_eng_take(e, 2 * T, sizeof *one),
+          *weight = ckpt_eng_take(e, n, sizeof *weight);
     int32_t *chosen = ckpt_eng_take(e, 3 * n, sizeof *chosen);
     CKPT_CHECK(with_work(e, api_of(e)->work(m->E), &c, err));
     if (e->dry)
         goto done;
     r.groups = 1;
-    CKPT_CHECK(api_of(e)->router(&c, &r, T, s->logit, NULL, score, one, chosen, weight, one + T,
-                                 err));
+    CKPT_CHECK(
+        api_of(e)->router(&c, &r, T, s->logit, NULL, score, one, chosen, weight, one + T, err));
     CKPT_CHECK(api_of(e)->order(&c, m->E, n, chosen, *out, chosen + n, chosen + 2 * n, err));
 done:
     ckpt_eng_drop(e, mark);
@@ -192,8 +193,7 @@ ckpt_status ENG(moe_rows)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const E
     if (e->dry)
         goto done;
     CKPT_CHECK(api->dispatch(&r.c, r.n, r.H, m->top_k, s->slot_of, x, s->x, err));
-    CKPT_CHECK(
-        api->experts(&r.c, r.E, r.n, r.first, r.H, r.F, s->x, r.up, false, s->up, err));
+    CKPT_CHECK(api->experts(&r.c, r.E, r.n, r.first, r.H, r.F, s->x, r.up, false, s->up, err));
     if (m->gated)
         CKPT_CHECK(
             api->experts(&r.c, r.E, r.n, r.first, r.H, r.F, s->x, r.gate, false, s->gate, err));
@@ -211,7 +211,8 @@ static ckpt_status rows_dw(const rows_of *r, const ENG(moe_params) * g, const EN
                            const real *dy, const real *act, const real *dup, const real *dgate,
                            ckpt_err *err)
 {
-    float *const *gate = (float *const *)g->table, *const *up = gate + r->E, *const *down = up + r->E;
+    float *const *gate = (float *const *)g->table, *const *up = gate + r->E,
+                 *const *down = up + r->E;
     ckpt_status status;
     CKPT_CHECK(r->api->experts_dw(&r->c, r->E, r->n, r->first, r->F, r->H, dy, act, down, err));
     CKPT_CHECK(r->api->experts_dw(&r->c, r->E, r->n, r->first, r->H, r->F, dup, s->x, up, err));

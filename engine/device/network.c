@@ -87,7 +87,8 @@ static ckpt_status plan_params(const load_job *j, ckpt_arena *arena, ckpt_err *e
         if (!ckpt_dtype_castable(c->dtype, CKPT_F32))
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor %s: %s is no type to compute with",
                              c->name, ckpt_dtype_get(c->dtype)->name);
-        status = ckpt_plan_box(j->src, p->tensor, p->box.lo, p->box.len, arena, &j->gathers[i], err);
+        status =
+            ckpt_plan_box(j->src, p->tensor, p->box.lo, p->box.len, arena, &j->gathers[i], err);
         j->gathers[i].to = CKPT_F32;
     }
     return status;

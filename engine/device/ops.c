@@ -69,17 +69,16 @@ ckpt_status ENG(rmsnorm_bwd)(ckpt_eng *e, int64_t rows, int64_t n, const real *x
                              bool centered, const wreal *rstd, const real *dy, bool add, real *dx,
                              wreal *dw, ckpt_err *err)
 {
-    WITH_COLUMNS(
-        e, dw != NULL ? n : 0,
-        api_of(e)->rmsnorm_bwd(&c, rows, n, x, w, centered, rstd, dy, add, dx, dw, err));
+    WITH_COLUMNS(e, dw != NULL ? n : 0,
+                 api_of(e)->rmsnorm_bwd(&c, rows, n, x, w, centered, rstd, dy, add, dx, dw, err));
 }
 
 ckpt_status ENG(gated_rmsnorm)(ckpt_eng *e, int64_t rows, int64_t n, const real *x, const real *z,
                                const wreal *w, ckpt_eng_act act, double eps, real *y, wreal *rstd,
                                ckpt_err *err)
 {
-    WITHOUT(e, api_of(e)->gated_rmsnorm(&c, rows, n, x, z, w, act == CKPT_ENG_SILU, eps, y, rstd,
-                                        err));
+    WITHOUT(
+        e, api_of(e)->gated_rmsnorm(&c, rows, n, x, z, w, act == CKPT_ENG_SILU, eps, y, rstd, err));
 }
 
 ckpt_status ENG(gated_rmsnorm_bwd)(ckpt_eng *e, int64_t rows, int64_t n, const real *x,
@@ -130,9 +129,9 @@ ckpt_status ENG(conv_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64
         if (status != CKPT_OK)
             return status;
     }
-    WITH_COLUMNS(e, C * (W + 1),
-                 api_of(e)->conv_bwd(&c, &s, C, W, x, w, bias, history, dy, dx, dw, dbias, dhistory,
-                                     err));
+    WITH_COLUMNS(
+        e, C * (W + 1),
+        api_of(e)->conv_bwd(&c, &s, C, W, x, w, bias, history, dy, dx, dw, dbias, dhistory, err));
 }
 
 ckpt_status ENG(gate)(ckpt_eng *e, int64_t T, int64_t HV, int64_t K, const real *raw,
