@@ -13,6 +13,8 @@
 #include "par.h"
 #include "spec.h"
 
+#define CKPT_ENG_ALIGN 64 /* elements: wide loads of either type */
+
 typedef struct ENG(param) {
     const char *name; /* canonical */
     int64_t n;        /* elements that this rank holds: box.n; 0 = none of it */
@@ -20,7 +22,8 @@ typedef struct ENG(param) {
     size_t tensor;    /* index in the checkpoint's model */
     unsigned flags;   /* CKPT_SCHEMA_* */
     bool wide;        /* x is a wreal array */
-    int64_t at;       /* first element in data, grads */
+    int64_t at;       /* first element in data, grads; on a device a multiple of CKPT_ENG_ALIGN,
+                         with zeros before it */
     real *x, *grad;   /* grad NULL: not trained (the router's correction bias), or n is 0 */
 } ENG(param);
 

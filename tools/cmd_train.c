@@ -510,10 +510,6 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     /* Before a GPU is touched: processes are forked here. */
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     CKPT_CHECK(ckpt_tool_device(run->tool, run->o->device, err));
-    if (run->tool->device != NULL) {
-        status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "--device cuda: training is not built yet");
-        goto done;
-    }
     if (run->tool->device != NULL && run->ranks != NULL && run->ranks->world.size > 1) {
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
                            "--device cuda on %d ranks: not built yet, one trains alone",

@@ -160,12 +160,12 @@ static ckpt_status refresh(const ckpt_eng *e, void *net, ckpt_err *err)
     const ckpt_cuda c = plain(e);
     ckpt_status status = CKPT_OK;
     for (size_t i = 0; LOW && i < m->n_params && status == CKPT_OK;) {
-        int64_t at = m->params[i].at, n = 0;
+        int64_t at = m->params[i].at, end = at;
         bool wide = m->params[i].wide;
         for (; i < m->n_params && m->params[i].wide == wide; i++)
-            n += m->params[i].n;
+            end = m->params[i].at + m->params[i].n;
         if (!wide)
-            status = api_of(e)->narrow(&c, n, m->data + at, m->matrices + at, err);
+            status = api_of(e)->narrow(&c, end - at, m->data + at, m->matrices + at, err);
     }
     return status;
 }

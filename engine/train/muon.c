@@ -15,6 +15,7 @@
 #include "checked.h"
 #include "elementwise.h"
 #include "kernels/kernels.h"
+#include "optim_device.h"
 
 #define TILE 192 /* a multiple of every register tile (12, 16, 32) */
 #define BLOCK_K 256
@@ -89,6 +90,20 @@ const char *ckpt_muon_set_name(ckpt_muon_set set)
 const char *ckpt_muon_scale_name(ckpt_muon_scale scale)
 {
     return (unsigned)scale < CKPT_MUON_SCALE_COUNT ? scale_names[scale] : NULL;
+}
+
+static const coefficients *row_of(ckpt_muon_set which, int step)
+{
+    const coefficient_set *set = &sets[which];
+    return &set->row[step < set->n ? step : set->cycle ? step % set->n : set->n - 1];
+}
+
+void ckpt_muon_coefficients(ckpt_muon_set set, int step, float k[3])
+{
+    const coefficients *row = row_of(set, step);
+    k[0] = row->a;
+    k[1] = row->b;
+    k[2] = row->c;
 }
 
 double ckpt_muon_factor(const ckpt_optim_config *c, int64_t rows, int64_t cols)
@@ -288,10 +303,9 @@ static int64_t count_items(batch *t, bool square)
 
 static void iterate(const ckpt_eng *e, batch *t, const ckpt_optim_config *c)
 {
-    const coefficient_set *set = &sets[c->set];
     ckpt_eng_parallel(e, t->n, load_matrix, t);
     for (int s = 0; s < c->steps; s++) {
-        t->k = set->row[s < set->n ? s : set->cycle ? s % set->n : set->n - 1];
+        t->k = *row_of(c->set, s);
         const int64_t items = count_items(t, true);
         ckpt_eng_parallel(e, items, gram_tile, t);
         ckpt_eng_parallel(e, items, square_tile, t);

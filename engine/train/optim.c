@@ -2,11 +2,14 @@
 #include "optim.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "checked.h"
+#include "device.h"
 #include "elementwise.h"
 #include "layout.h"
+#include "optim_device.h"
 
 #define PIECE (4 * CKPT_OPTIM_CHUNK) /* elements a thread takes at a time */
 
@@ -124,6 +127,8 @@ double ckpt_optim_sum(const double *chunks, int64_t n)
 ckpt_status ckpt_optim_norm(ckpt_eng *e, const ckpt_optim *o, const float *g, double *norm,
                             ckpt_err *err)
 {
+    if (e->device != NULL)
+        return ckpt_optim_norm_device(e, o, g, norm, err);
     const size_t mark = ckpt_eng_mark(e);
     int64_t chunks = 0;
     for (size_t i = 0; i < o->n_slots; i++)
@@ -156,13 +161,26 @@ double ckpt_optim_clip(double norm, double max_norm)
 int64_t ckpt_optim_find_bad(const ckpt_eng *e, const ckpt_optim *o, const float *g)
 {
     const ckpt_elementwise *k = ckpt_elementwise_for(e->isa);
-    for (size_t i = 0; i < o->n_slots; i++) {
+    int64_t found = -1;
+    float *here = NULL; /* a slot of a device's */
+    for (size_t i = 0; i < o->n_slots && found < 0; i++) {
         const ckpt_optim_slot *s = &o->slots[i];
+        const float *x = g + s->at;
+        if (s->frozen)
+            continue;
+        if (e->device != NULL) {
+            free(here);
+            here = malloc((size_t)s->n * sizeof *here + 1);
+            if (here == NULL || ckpt_eng_get(e, here, x, (size_t)s->n * sizeof *x, NULL) != CKPT_OK)
+                break; /* the caller has an error already, without a name */
+            x = here;
+        }
         /* The square of any finite f32 is finite in double, and so is the sum of 2^63 of them. */
-        if (!s->frozen && !isfinite(k->sumsq(s->n, g + s->at)))
-            return (int64_t)i;
+        if (!isfinite(k->sumsq(s->n, x)))
+            found = (int64_t)i;
     }
-    return -1;
+    free(here);
+    return found;
 }
 
 /* ---- AdamW ------------------------------------------------------------------------------------ */
@@ -208,7 +226,8 @@ static void adamw_piece(void *arg, int64_t item, int worker)
     }
 }
 
-static ckpt_adamw_scalars scalars(const ckpt_optim_config *c, const ckpt_optim_step *s, double wd)
+ckpt_adamw_scalars ckpt_optim_scalars(const ckpt_optim_config *c, const ckpt_optim_step *s,
+                                      double wd)
 {
     const double t = (double)s->t;
     return (ckpt_adamw_scalars){.scale = (float)s->grad_scale,
@@ -229,8 +248,8 @@ void ckpt_optim_adamw(const ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_s
     ckpt_eng_parallel(e, (hi - lo - 1) / PIECE + 1, adamw_piece,
                       &(adamw_job){.k = ckpt_elementwise_for(e->isa),
                                    .o = o,
-                                   .with = scalars(&o->config, s, s->wd),
-                                   .without = scalars(&o->config, s, 0),
+                                   .with = ckpt_optim_scalars(&o->config, s, s->wd),
+                                   .without = ckpt_optim_scalars(&o->config, s, 0),
                                    .lo = lo,
                                    .hi = hi,
                                    .w = w,
@@ -244,6 +263,8 @@ ckpt_status ckpt_optim_step_all(ckpt_eng *e, const ckpt_optim *o, const ckpt_opt
 {
     if (o->n_slots == 0)
         return CKPT_OK;
+    if (e->device != NULL)
+        return ckpt_optim_step_device(e, o, s, w, m, v, g, err);
     const ckpt_optim_slot *last = &o->slots[o->n_slots - 1];
     const int64_t lo = o->slots[0].at;
     if (!e->dry)

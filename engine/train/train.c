@@ -71,7 +71,7 @@ static ckpt_status make_slots(ckpt_trainer *t, const ckpt_optim_config *optim, c
         const ENG(param) *p = &t->net.params[i];
         const ckpt_canon *c = &t->base->tensors[p->tensor];
         ckpt_optim_slot_set(&t->slots[i], optim, p->name, c->rank, c->dims, p->flags,
-                            p->grad == NULL && p->n > 0, p->x - t->net.data);
+                            p->grad == NULL && p->n > 0, p->at);
         t->slots[i].n = p->n;
         ckpt_status status = choose_dtype(t, p, &t->is_bf16[i], err);
         if (status != CKPT_OK)
@@ -80,18 +80,51 @@ static ckpt_status make_slots(ckpt_trainer *t, const ckpt_optim_config *optim, c
     }
     t->optim = (ckpt_optim){.config = *optim, .slots = t->slots, .n_slots = n};
     t->saves_master = any;
-    size_t elements = (size_t)t->net.n_elements + 1;
-    t->m = calloc(elements, sizeof *t->m);
-    t->v = calloc(elements, sizeof *t->v);
-    if (any)
-        t->master = calloc(elements, sizeof *t->master);
-    return t->m != NULL && t->v != NULL && (!any || t->master != NULL) ? CKPT_OK
-                                                                       : no_memory(t, err);
+    float **flats[] = {&t->m, &t->v, any ? &t->master : NULL};
+    for (int i = 0; i < 3; i++) {
+        void *p = NULL;
+        ckpt_status status =
+            flats[i] != NULL ? ckpt_eng_memory_new(&t->e, t->net.n_elements, sizeof(float), &p, err)
+                             : CKPT_OK;
+        if (status != CKPT_OK)
+            return status;
+        if (flats[i] != NULL)
+            *flats[i] = p;
+    }
+    return CKPT_OK;
+}
+
+/* Are products of a device bf16 ones? Those of weights that are kept so. */
+static bool keeps_bf16(const ckpt_model *base, const ckpt_train_config *c)
+{
+    int64_t embed = ckpt_model_find(base, "embed.weight");
+    if (c->dtype != CKPT_TRAIN_KEEP)
+        return c->dtype == CKPT_TRAIN_BF16;
+    return embed >= 0 && base->tensors[embed].dtype == CKPT_BF16;
+}
+
+/* The engine's values of the masters, on a device: neighbours of one kind together. */
+static ckpt_status round_on_device(ckpt_trainer *t, ckpt_err *err)
+{
+    const ckpt_cuda c = {.type = CKPT_CUDA_F32, .stream = t->e.device->card.stream};
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; t->master != NULL && i < t->net.n_params && status == CKPT_OK;) {
+        const bool bf16 = t->is_bf16[i];
+        int64_t at = t->slots[i].at, end = at;
+        for (; i < t->net.n_params && t->is_bf16[i] == bf16; i++)
+            end = t->slots[i].at + t->slots[i].n;
+        float *to = t->net.data + at, *from = t->master + at;
+        status = bf16 ? t->e.device->api->round_bf16(&c, end - at, from, to, err)
+                      : ckpt_eng_move(&t->e, to, from, (size_t)(end - at) * sizeof *to, err);
+    }
+    return status != CKPT_OK ? status : t->networks->refresh(&t->e, &t->net, err);
 }
 
 /* The engine's values of the masters. */
-static void round_params(ckpt_trainer *t)
+static ckpt_status round_params(ckpt_trainer *t, ckpt_err *err)
 {
+    if (t->e.device != NULL)
+        return round_on_device(t, err);
     for (size_t i = 0; t->master != NULL && i < t->net.n_params; i++) {
         const ENG(param) *p = &t->net.params[i];
         const float *master = t->master + t->slots[i].at;
@@ -100,6 +133,7 @@ static void round_params(ckpt_trainer *t)
         else
             memcpy(p->x, master, (size_t)p->n * sizeof *p->x);
     }
+    return CKPT_OK;
 }
 
 static ckpt_status make_batch(ckpt_trainer *t, ckpt_err *err)
@@ -129,7 +163,7 @@ static ckpt_status run_micro(ckpt_trainer *t, const ckpt_eng_seq *seq, ENG(run) 
                       .recompute = t->config.recompute,
                       .mtp_coef = t->config.mtp_coef,
                       .expert_counts = t->experts > 0 ? t->counts + t->n_counts : NULL};
-    return ENG(network_run)(&t->e, &t->net, &batch, run, err);
+    return t->networks->run(&t->e, &t->net, &batch, run, err);
 }
 
 static ckpt_status norm_of(ckpt_trainer *t, double *norm, ckpt_err *err)
@@ -173,18 +207,21 @@ ckpt_status ckpt_trainer_open(ckpt_trainer *t, const ckpt_model *base,
         .config = *config, .schedule = *schedule, .data = data, .base = base, .fresh = true};
     ckpt_eng_init(&t->e, config->threads);
     t->e.par = config->par;
+    t->e.device = config->device;
+    t->networks = ckpt_eng_networks_of(&t->e, keeps_bf16(base, config));
     CKPT_CHECK(check_config(config, err));
     CKPT_CHECK(ckpt_optim_config_check(optim, err));
     CKPT_CHECK(ckpt_schedule_check(schedule, err));
-    CKPT_CHECK(ENG(network_open)(&t->net, &t->e, base, &config->spec, true, err));
+    CKPT_CHECK(t->networks->open(&t->net, &t->e, base, &config->spec, true, err));
     CKPT_CHECK(make_slots(t, optim, err));
     if (t->e.par != NULL)
         CKPT_CHECK(ckpt_spread_open(t, err));
     CKPT_CHECK(make_batch(t, err));
     CKPT_CHECK(reserve(t, err));
     if (t->master != NULL) {
-        memcpy(t->master, t->net.data, (size_t)t->net.n_elements * sizeof *t->master);
-        round_params(t);
+        CKPT_CHECK(ckpt_eng_move(&t->e, t->master, t->net.data,
+                                 (size_t)t->net.n_elements * sizeof *t->master, err));
+        status = round_params(t, err);
     }
 done:
     if (status != CKPT_OK)
@@ -197,14 +234,15 @@ void ckpt_trainer_close(ckpt_trainer *t)
     free(t->runs);
     free(t->slots);
     free(t->is_bf16);
-    free(t->master);
-    free(t->m);
-    free(t->v);
+    ckpt_eng_memory_free(&t->e, t->master);
+    ckpt_eng_memory_free(&t->e, t->m);
+    ckpt_eng_memory_free(&t->e, t->v);
     free(t->ids);
     free(t->labels);
     free(t->cu);
     free(t->counts);
-    ENG(network_close)(&t->net);
+    if (t->networks != NULL)
+        t->networks->close(&t->net);
     ckpt_eng_release(&t->e);
     *t = (ckpt_trainer){0};
 }
@@ -231,8 +269,11 @@ static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(pa
     ckpt_scratch scratch = {.buf = malloc(SCRATCH), .cap = SCRATCH};
     uint64_t bytes = (uint64_t)p->n * sizeof *out;
     int64_t have = -1, n = -1;
-    if (scratch.buf == NULL)
-        return no_memory(t, err);
+    float *here = t->e.device != NULL ? malloc(bytes + 1) : out; /* on its way to a device */
+    if (scratch.buf == NULL || here == NULL) {
+        status = no_memory(t, err);
+        goto done;
+    }
     if (!ckpt_dtype_castable(c->dtype, CKPT_F32)) {
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is no type of optimizer state",
                            ckpt_dtype_get(c->dtype)->name);
@@ -248,9 +289,13 @@ static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(pa
     gather.to = CKPT_F32;
     for (uint64_t at = 0; at < bytes; at += PIECE)
         CKPT_CHECK(ckpt_gather_run(t->base->src, &gather, at,
-                                   (size_t)ckpt_min_u64(PIECE, bytes - at), (uint8_t *)out + at,
+                                   (size_t)ckpt_min_u64(PIECE, bytes - at), (uint8_t *)here + at,
                                    &scratch, err));
+    if (here != out)
+        status = ckpt_eng_put(&t->e, out, here, bytes, err);
 done:
+    if (here != out)
+        free(here);
     if (status != CKPT_OK)
         ckpt_err_frame(err, "tensor %s", c->name);
     free(scratch.buf);
@@ -268,10 +313,10 @@ static ckpt_status load_masters(ckpt_trainer *t, ckpt_err *err)
         if (at < 0)
             continue;
         t->saves_master = true;
-        float *to = t->master != NULL ? t->master + t->slots[i].at : p->x;
-        CKPT_CHECK(read_state(t, (size_t)at, p, to, err));
+        float *flat = t->master != NULL ? t->master : t->net.data;
+        CKPT_CHECK(read_state(t, (size_t)at, p, flat + t->slots[i].at, err));
     }
-    round_params(t);
+    status = round_params(t, err);
 done:
     return status;
 }
@@ -392,7 +437,11 @@ static ckpt_status accumulate(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *e
     }
     if (rounds > 1) {
         float scale = (float)(1.0 / (double)rounds);
-        for (int64_t k = 0; k < t->net.n_elements; k++)
+        const ckpt_cuda cuda = {.type = CKPT_CUDA_F32,
+                                .stream = t->e.device != NULL ? t->e.device->card.stream : NULL};
+        if (t->e.device != NULL)
+            CKPT_CHECK(t->e.device->api->scale(&cuda, t->net.n_elements, scale, t->net.grads, err));
+        for (int64_t k = 0; t->e.device == NULL && k < t->net.n_elements; k++)
             t->net.grads[k] *= scale;
     }
 done:
@@ -403,6 +452,17 @@ done:
 static ckpt_status reduce(ckpt_trainer *t, ckpt_err *err)
 {
     return ENG(network_sum_grads)(&t->e, &t->net, err);
+}
+
+static bool bad_element(const ckpt_optim_slot *s, const char *state, const float *x, int64_t n,
+                        ckpt_train_bad *out)
+{
+    for (int64_t j = 0; j < n; j++)
+        if (!isfinite(x[j])) {
+            *out = (ckpt_train_bad){s->name, state, j, isnan(x[j])};
+            return true;
+        }
+    return false;
 }
 
 bool ckpt_trainer_bad(const ckpt_trainer *t, ckpt_train_bad *out)
@@ -416,21 +476,25 @@ bool ckpt_trainer_bad(const ckpt_trainer *t, ckpt_train_bad *out)
         {t->m,        "exp_avg"   },
         {t->v,        "exp_avg_sq"}
     };
+    float *here = NULL; /* a parameter's share of a device's */
+    bool found = false;
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
-        for (size_t i = 0; kinds[k].flat != NULL && i < t->net.n_params; i++) {
+        for (size_t i = 0; kinds[k].flat != NULL && i < t->net.n_params && !found; i++) {
             const ckpt_optim_slot *s = &t->slots[i];
             const float *x = kinds[k].flat + s->at;
-            for (int64_t j = 0; j < t->net.params[i].n; j++) {
-                if (isfinite(x[j]))
-                    continue;
-                const char *state = kinds[k].state;
-                if (kinds[k].flat == t->m && s->muon)
-                    state = "momentum";
-                *out = (ckpt_train_bad){s->name, state, j, isnan(x[j])};
-                return true;
+            const char *state = kinds[k].flat == t->m && s->muon ? "momentum" : kinds[k].state;
+            if (t->e.device != NULL) {
+                size_t bytes = (size_t)t->net.params[i].n * sizeof *x;
+                free(here);
+                here = malloc(bytes + 1);
+                if (here == NULL || ckpt_eng_get(&t->e, here, x, bytes, NULL) != CKPT_OK)
+                    break; /* nothing is known of it; a step will say */
+                x = here;
             }
+            found = bad_element(s, state, x, t->net.params[i].n, out);
         }
-    return false;
+    free(here);
+    return found;
 }
 
 /* A value that is stored is the cause, a loss or a block's output only where it shows. */
@@ -458,18 +522,34 @@ static ckpt_status refuse_bad(ckpt_trainer *t, const ckpt_train_report *r, ckpt_
 }
 
 /* Aux-loss-free balancing, once a step. */
-static void balance(ckpt_trainer *t)
+static ckpt_status balance(ckpt_trainer *t, ckpt_err *err)
 {
     double rate = t->optim.config.bias_rate;
+    float *here = NULL;
+    ckpt_status status = CKPT_OK;
     for (int64_t b = 0; rate != 0 && t->experts > 0 && b < t->net.spec.n_blocks; b++) {
         const ENG(block) *k = &t->net.blocks[b];
         if (k->spec.kind != CKPT_ENG_MOE || k->p.moe.router_bias == NULL)
             continue;
+        const int64_t E = k->spec.u.moe.E;
         float *bias = k->p.moe.router_bias;
         if (t->master != NULL)
             bias = t->master + (bias - t->net.data);
-        ckpt_optim_router_bias(k->spec.u.moe.E, t->counts + b * k->spec.u.moe.E, rate, bias);
+        if (t->e.device == NULL) {
+            ckpt_optim_router_bias(E, t->counts + b * E, rate, bias);
+            continue;
+        }
+        free(here);
+        here = malloc((size_t)E * sizeof *here);
+        if (here == NULL)
+            return no_memory(t, err);
+        CKPT_CHECK(ckpt_eng_get(&t->e, here, bias, (size_t)E * sizeof *here, err));
+        ckpt_optim_router_bias(E, t->counts + b * E, rate, here);
+        CKPT_CHECK(ckpt_eng_put(&t->e, bias, here, (size_t)E * sizeof *here, err));
     }
+done:
+    free(here);
+    return status;
 }
 
 static ckpt_status update(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
@@ -483,9 +563,8 @@ static ckpt_status update(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
     ckpt_status status = step_all(t, &step, w, err);
     if (status != CKPT_OK)
         return status;
-    balance(t);
-    round_params(t);
-    return CKPT_OK;
+    status = balance(t, err);
+    return status != CKPT_OK ? status : round_params(t, err);
 }
 
 double ckpt_trainer_flops(const ckpt_trainer *t)
@@ -499,7 +578,7 @@ ckpt_status ckpt_trainer_step(ckpt_trainer *t, ckpt_train_report *report, ckpt_e
 {
     ckpt_status status;
     *report = (ckpt_train_report){0};
-    ENG(network_zero_grads)(&t->net);
+    CKPT_CHECK(t->networks->zero_grads(&t->net, err));
     if (t->counts != NULL)
         memset(t->counts, 0, (size_t)t->n_counts * sizeof *t->counts);
     CKPT_CHECK(accumulate(t, report, err));
@@ -606,6 +685,19 @@ ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list,
         if (data == NULL)
             continue;
         uint8_t *out = data + list[k].offset;
+        if (t->e.device != NULL && list[k].dtype == CKPT_BF16) {
+            free(whole);
+            whole = malloc((size_t)numel * sizeof *whole + 1);
+            if (whole == NULL) {
+                status = no_memory(t, err);
+                goto done;
+            }
+            CKPT_CHECK(ckpt_eng_get(&t->e, whole, from, (size_t)numel * sizeof *from, err));
+            from = whole;
+        } else if (t->e.device != NULL) {
+            CKPT_CHECK(ckpt_eng_get(&t->e, out, from, (size_t)numel * sizeof *from, err));
+            continue;
+        }
         if (list[k].dtype == CKPT_BF16)
             ckpt_optim_round_bf16(&t->e, numel, from, NULL, (uint16_t *)(void *)out);
         else

@@ -17,12 +17,17 @@
  * ckpt_train_state, the configuration and the data files; nothing else is remembered. So saving these and
  * loading them again continues bit for bit.
  *
+ * Device. With config.device parameters, gradients and optimizer state are there, and what crosses is
+ * tokens, results, the norm, the experts' counts and checkpoints. Weights kept in bf16 are then multiplied in
+ * bf16 (real.h); with weights in f32 all is f32.
+ *
  * Types. The engine computes in f32. A parameter whose dtype is BF16 has an f32 master that is stepped,
  * and the engine computes with the master rounded to bf16; others are stepped as they are. */
 #ifndef CKPT_TRAIN_H
 #define CKPT_TRAIN_H
 
 #include "data.h"
+#include "device.h"
 #include "network.h"
 #include "optim.h"
 #include "schedule.h"
@@ -38,6 +43,8 @@ typedef struct ckpt_train_config {
     int threads;          /* 0 = all cores */
     ckpt_eng_spec_opts spec;
     ckpt_eng_par *par; /* the ranks of the run, borrowed; NULL: one process */
+    ckpt_eng_device
+        *device; /* where it is computed, borrowed; NULL: here. Not with several ranks */
 } ckpt_train_config;
 
 /* Neighbours in the flat buffer that the same ranks hold (spread.h). */
@@ -71,6 +78,7 @@ typedef struct ckpt_trainer {
     ckpt_train_config config;
     ckpt_train_state state;
     ckpt_eng e;
+    const ckpt_eng_networks *networks; /* whose functions run net */
     ENG(network) net;
     ckpt_optim optim;
     ckpt_optim_slot *slots; /* one a parameter, in the order of net.params */

@@ -1,0 +1,168 @@
+/* The optimizer of arrays on a device (optim_device.h). */
+#include "optim_device.h"
+
+#include "checked.h"
+#include "device.h"
+
+static ckpt_cuda context_of(const ckpt_eng *e)
+{
+    return (ckpt_cuda){
+        .type = CKPT_CUDA_F32, .stream = e->device->card.stream, .gemm = e->device->card.gemm};
+}
+
+/* ---- norm ------------------------------------------------------------------------------------ */
+
+ckpt_status ckpt_optim_norm_device(ckpt_eng *e, const ckpt_optim *o, const float *g, double *norm,
+                                   ckpt_err *err)
+{
+    const ckpt_cuda c = context_of(e);
+    const size_t mark = ckpt_eng_mark(e);
+    int64_t chunks = 0;
+    ckpt_status status;
+    for (size_t i = 0; i < o->n_slots; i++)
+        if (!o->slots[i].frozen)
+            chunks += ckpt_optim_chunks(0, 0, o->slots[i].n);
+    double *sums = ckpt_eng_take(e, chunks + 1, sizeof *sums), *root = sums + chunks, *out = sums;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (e->dry)
+        goto done;
+    for (size_t i = 0; i < o->n_slots; i++) {
+        const ckpt_optim_slot *s = &o->slots[i];
+        if (s->frozen)
+            continue;
+        CKPT_CHECK(e->device->api->sumsq(&c, s->n, g + s->at, out, err));
+        out += ckpt_optim_chunks(0, 0, s->n);
+    }
+    CKPT_CHECK(e->device->api->norm(&c, chunks, sums, root, err));
+    CKPT_CHECK(ckpt_eng_get(e, norm, root, sizeof *norm, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+/* ---- AdamW ----------------------------------------------------------------------------------- */
+
+/* Neighbours with the same decay go together, with the zeros between them (network.h: at), which stay
+ * zeros; elements are independent. */
+static ckpt_status step_adamw(const ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
+                              float *w, float *m, float *v, const float *g, ckpt_err *err)
+{
+    const ckpt_cuda c = context_of(e);
+    const ckpt_adamw_scalars with = ckpt_optim_scalars(&o->config, s, s->wd);
+    const ckpt_adamw_scalars without = ckpt_optim_scalars(&o->config, s, 0);
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < o->n_slots && status == CKPT_OK;) {
+        const ckpt_optim_slot *first = &o->slots[i];
+        const int64_t at = first->at;
+        int64_t end = at;
+        if (first->frozen || first->muon) {
+            i++;
+            continue;
+        }
+        for (; i < o->n_slots && !o->slots[i].frozen && !o->slots[i].muon &&
+               o->slots[i].decay == first->decay;
+             i++)
+            end = o->slots[i].at + o->slots[i].n;
+        status = e->device->api->adamw(&c, end - at, first->decay ? &with : &without, w + at,
+                                       m + at, v + at, g + at, NULL, err);
+    }
+    return status;
+}
+
+/* ---- Muon ------------------------------------------------------------------------------------ */
+
+/* One matrix, the shorter side as rows. */
+typedef struct matrix {
+    int64_t r, c;
+    float *x, *y; /* [r, c]: X and the next X */
+    float *a, *b; /* [r, r] */
+} matrix;
+
+static ckpt_status product(const ckpt_eng *e, bool tb, int64_t m, int64_t n, int64_t k,
+                           const float *a, const float *b, float *to, ckpt_err *err)
+{
+    const ckpt_cuda c = context_of(e);
+    const ckpt_cuda_product p = {.tb = tb,
+                                 .m = m,
+                                 .n = n,
+                                 .k = k,
+                                 .lda = k,
+                                 .ldb = tb ? k : n,
+                                 .ldc = n,
+                                 .a = a,
+                                 .b = b,
+                                 .c = to};
+    return e->device->api->matmul(&c, &p, err);
+}
+
+/* A = X X^T, B = b A + c A^2, Y = a X + B X. */
+static ckpt_status iterate(const ckpt_eng *e, const ckpt_optim_config *o, matrix *t, ckpt_err *err)
+{
+    const ckpt_cuda_plugin *api = e->device->api;
+    const ckpt_cuda c = context_of(e);
+    const bool round = o->muon_bf16;
+    ckpt_status status = CKPT_OK;
+    for (int i = 0; i < o->steps; i++) {
+        float k[3], *next = t->y;
+        ckpt_muon_coefficients(o->set, i, k);
+        CKPT_CHECK(product(e, true, t->r, t->r, t->c, t->x, t->x, t->a, err));
+        if (round)
+            CKPT_CHECK(api->round_bf16(&c, t->r * t->r, t->a, t->a, err));
+        CKPT_CHECK(product(e, true, t->r, t->r, t->r, t->a, t->a, t->b, err));
+        CKPT_CHECK(api->muon_mix(&c, t->r * t->r, k[1], t->a, k[2], round, t->b, err));
+        CKPT_CHECK(product(e, false, t->r, t->c, t->r, t->b, t->x, next, err));
+        CKPT_CHECK(api->muon_mix(&c, t->r * t->c, k[0], t->x, 1, round, next, err));
+        t->y = t->x;
+        t->x = next;
+    }
+done:
+    return status;
+}
+
+static ckpt_status step_matrix(ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
+                               const ckpt_optim_slot *slot, float *w, float *m, const float *g,
+                               ckpt_err *err)
+{
+    const ckpt_cuda_plugin *api = e->device->api;
+    const ckpt_cuda c = context_of(e);
+    const ckpt_optim_config *k = &o->config;
+    const int64_t n = slot->n, chunks = ckpt_optim_chunks(0, 0, n);
+    const bool turn = slot->rows > slot->cols;
+    const size_t mark = ckpt_eng_mark(e);
+    matrix t = {.r = ckpt_min_i64(slot->rows, slot->cols),
+                .c = ckpt_max_i64(slot->rows, slot->cols)};
+    ckpt_status status;
+    float *d = ckpt_eng_take(e, n, sizeof *d);
+    double *sums = ckpt_eng_take(e, chunks + 1, sizeof *sums);
+    t.x = ckpt_eng_take(e, n, sizeof *t.x);
+    t.y = ckpt_eng_take(e, n, sizeof *t.y);
+    t.a = ckpt_eng_take(e, t.r * t.r, sizeof *t.a);
+    t.b = ckpt_eng_take(e, t.r * t.r, sizeof *t.b);
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (e->dry || n == 0)
+        goto done;
+    CKPT_CHECK(api->muon_direction(&c, n, (float)s->grad_scale, (float)(1 - k->momentum),
+                                   k->nesterov, g + slot->at, m + slot->at, d, err));
+    CKPT_CHECK(api->sumsq(&c, n, d, sums, err));
+    CKPT_CHECK(api->norm(&c, chunks, sums, sums + chunks, err));
+    CKPT_CHECK(
+        api->muon_load(&c, slot->rows, slot->cols, turn, k->muon_bf16, d, sums + chunks, t.x, err));
+    CKPT_CHECK(iterate(e, k, &t, err));
+    CKPT_CHECK(api->muon_load(&c, t.r, t.c, turn, false, t.x, NULL, d, err));
+    CKPT_CHECK(api->muon_apply(&c, n, (float)(1 - s->lr * (slot->decay ? s->wd : 0)), (float)-s->lr,
+                               (float)ckpt_muon_factor(k, slot->rows, slot->cols), d, w + slot->at,
+                               err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+ckpt_status ckpt_optim_step_device(ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
+                                   float *w, float *m, float *v, const float *g, ckpt_err *err)
+{
+    ckpt_status status = e->dry ? CKPT_OK : step_adamw(e, o, s, w, m, v, g, err);
+    for (size_t i = 0; i < o->n_slots && status == CKPT_OK; i++)
+        if (o->slots[i].muon)
+            status = step_matrix(e, o, s, &o->slots[i], w, m, g, err);
+    return status;
+}
