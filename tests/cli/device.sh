@@ -18,7 +18,7 @@ bf16=$(grep -oE 'loss [0-9.]+' $OUT)
 rc 3 verify $hf/kimi_linear_tiny --forward --device cuda --tokens <(echo 1 99999999); one_line
 err 'token 1: id 99999999, expected 0 to'
 
-data=(--data "$FIXTURES/fla/corpus.txt" --seq-len 24 --batch 2 --lr 2e-3 --reset-optimizer)
+data=(--data "$FIXTURES/fla/corpus.txt" --seq-len 12 --batch 2 --lr 2e-3 --reset-optimizer)
 losses() { grep -oE '"loss": ?[0-9.]+' "$1" | grep -oE '[0-9.]+$'; }
 near() { # A B LIMIT
     paste <(losses "$1") <(losses "$2") | awk -v limit="$3" '
@@ -26,7 +26,7 @@ near() { # A B LIMIT
         fail "losses of $1 and $2 differ: $(paste <(losses "$1") <(losses "$2"))"
 }
 for o in adamw muon; do
-    args=(--resume $hf/kimi_linear_tiny "${data[@]}" --optimizer $o)
+    args=(--resume "$hf/kimi_linear_tiny" "${data[@]}" --optimizer "$o")
     CKPT=$cpu
     rc 0 train "${args[@]}" --steps 3 --metrics cpu.$o
     CKPT=$emulated
@@ -34,7 +34,7 @@ for o in adamw muon; do
     near f32.$o cpu.$o 1e-4
 done
 for d in f32 bf16; do
-    args=(--resume $hf/kimi_linear_tiny "${data[@]}" --dtype $d --device cuda)
+    args=(--resume "$hf/kimi_linear_tiny" "${data[@]}" --dtype "$d" --device cuda)
     rc 0 train "${args[@]}" --steps 4 --save $d --save-every 2 --metrics m.$d
     rc 0 train --resume $d/iter_0000002 --data "$FIXTURES/fla/corpus.txt" --steps 4 --device cuda --save $d.rest
     rc 0 diff $d/iter_0000004 $d.rest/iter_0000004
