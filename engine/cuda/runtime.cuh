@@ -26,7 +26,7 @@ template <class K> ckpt_status room(K *, int, int *limit, ckpt_err *)
 }
 inline int multiprocessors()
 {
-    return 132;
+    return emulated_multiprocessors;
 }
 inline void upload(void *to, const void *from, size_t bytes, device_stream)
 {

@@ -25,6 +25,7 @@ struct emu_index {
 };
 inline emu_index threadIdx, blockIdx;
 inline int emulated_shared_memory = 227 << 10; /* of a block, as on an H200 */
+inline int emulated_multiprocessors = 8;       /* few, so that small cases fill them */
 
 namespace emu
 {

@@ -34,9 +34,10 @@ variants() {
 }
 profile() {
     ncu --clock-control none --launch-skip 118 --launch-count 5 --metrics \
-        "gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,\
+        "gpu__time_duration.sum,sm__inst_issued.avg.pct_of_peak_sustained_active,\
+l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed,sm__throughput.avg.pct_of_peak_sustained_elapsed,\
 dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active" \
-        "$program" time 8192 32 128 2>&1 | grep -E 'kda|duration|throughput|warps_active'
+        "$program" time 8192 32 128 2>&1 | grep -E 'kda|duration|throughput|warps_active|issued|wavefronts'
 }
 # One call of each kernel: time, tensor pipe, memory, shared memory conflicts, occupancy.
 kernels() {
