@@ -217,6 +217,9 @@ START_TEST(view_read_binds_what_a_shape_determines)
     ck_assert_int_eq(ckpt_sym_get(&t, "A", 1), 32);
     ck_assert_int_eq(out.map.n, 3);
     ck_assert_int_eq(build("NK A | H", -1, 2, bad, &t, &arena, &out, &err), CKPT_E_FORMAT);
+    /* what is written has no extents to take an unknown size from */
+    ck_assert_int_eq(build("ZZ<YY | H", -1, 0, NULL, &t, &arena, &out, &err), CKPT_E_FORMAT);
+    ck_assert_msg(strstr(err.text, "the size 'ZZ' is not known") != NULL, "%s", err.text);
     ck_assert_int_ne(build("0 X | H", -1, 2, heads, &t, &arena, &out, &err), CKPT_OK);
     ckpt_arena_free(&arena);
 }

@@ -110,5 +110,11 @@ t mp_rank-kill 2 --source src --output out --mode kill --resume -- \
 t mp_rank-power 2 --source src --output out --mode power --lose entries -- \
     convert src out --to mp_rank --optimizer drop
 
+# Old runs, which are only read.
+source_is "$fixtures/torch/mcore_zarr"
+t zarr-io 1 --source src --output out -- convert src out --to safetensors
+t zarr-oom 2 --source src --output out --mode oom --skip libcrypto -- convert src out --to safetensors
+t zarr-kill 2 --source src --output out --mode kill --resume -- convert src out --to safetensors --resume
+
 echo "faults: $passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

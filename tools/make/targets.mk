@@ -99,6 +99,17 @@ check-fuzz: $(BUILD)/fuzz-replay
 fuzz: $(BUILD)/ckpt
 	$(Q)CKPT=$(CKPT) tests/fuzz/run.sh "$(TARGET)" "$(SECONDS)" $(BUILD)/fuzz
 
+# make check-valgrind  commands under memcheck; make analyse: cppcheck and clang's analyzer
+.PHONY: check-valgrind analyse soak
+check-valgrind: $(BUILD)/ckpt
+	$(Q)CKPT=$(CKPT) tests/valgrind.sh
+analyse:
+	$(Q)tools/analyse.sh
+
+# make soak            conversions in a loop with faults on: SECONDS=n (default 1200)
+soak: $(BUILD)/ckpt $(BUILD)/faultshim.so
+	$(Q)CKPT=$(CKPT) SHIM=$(BUILD)/faultshim.so tests/soak.sh $(SECONDS)
+
 # make check-peers     what we write, loaded by PyTorch, Megatron-Core, transformers, safetensors
 check-peers: $(BUILD)/ckpt $(BUILD)/verdicts
 	$(Q)CKPT=$(CKPT) tests/peers/run.sh
