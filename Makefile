@@ -143,7 +143,7 @@ $(BUILD)/suites.h: FORCE
 	    cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 $(BUILD)/tests/main.o: $(BUILD)/suites.h
 $(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(if $(filter %_cuda,$(SUITES)),$(EMU_OBJ)) \
-               $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a | $(if $(filter comm_cuda,$(SUITES)),$(BUILD)/fake_nccl.so)
+               $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a | $(if $(filter comm_cuda ranks_cuda,$(SUITES)),$(BUILD)/fake_nccl.so)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(shell pkg-config --libs check) $(LDLIBS) -lstdc++
 

@@ -97,6 +97,21 @@ ckpt_status ENG(copy_columns)(ckpt_eng *e, int64_t rows, int64_t n, const real *
     return CKPT_OK;
 }
 
+ckpt_status ENG(zero_wide)(ckpt_eng *e, int64_t n, wreal *x, ckpt_err *err)
+{
+    return ENG(zero)(e, n, x, err);
+}
+
+ckpt_status ENG(add_columns)(ckpt_eng *e, int64_t rows, int64_t n, const wreal *from,
+                             int64_t ld_from, wreal *to, int64_t ld_to, ckpt_err *err)
+{
+    (void)err;
+    for (int64_t r = 0; r < rows && !e->dry; r++)
+        for (int64_t c = 0; c < n; c++)
+            to[r * ld_to + c] += from[r * ld_from + c];
+    return CKPT_OK;
+}
+
 /* ---- heads ----------------------------------------------------------------------------------- */
 
 typedef struct heads_job {
@@ -285,6 +300,15 @@ ckpt_status ENG(loss_weights)(ckpt_eng *e, int64_t T, const int32_t *labels, dou
     for (int64_t t = 0; t < T; t++)
         n->i += labels[t] >= 0;
     for (int64_t t = 0; t < T; t++)
+        weight[t] = n->i > 0 ? (wreal)(share / (double)n->i) : 0;
+    return CKPT_OK;
+}
+
+ckpt_status ENG(share_weights)(ckpt_eng *e, int64_t T, double share, const ckpt_eng_result *n,
+                               wreal *weight, ckpt_err *err)
+{
+    (void)err;
+    for (int64_t t = 0; t < T && !e->dry; t++)
         weight[t] = n->i > 0 ? (wreal)(share / (double)n->i) : 0;
     return CKPT_OK;
 }

@@ -18,6 +18,12 @@ ckpt_status ENG(copy_columns)(ckpt_eng *e, int64_t rows, int64_t n, const real *
                               int64_t ld_from, real *to, int64_t ld_to,
                               ckpt_err *err) CKPT_MUST_USE;
 
+/* The same of what stays f32; to[r, 0..n) += from[r, 0..n). */
+ckpt_status ENG(zero_wide)(ckpt_eng *e, int64_t n, wreal *x, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(add_columns)(ckpt_eng *e, int64_t rows, int64_t n, const wreal *from,
+                             int64_t ld_from, wreal *to, int64_t ld_to,
+                             ckpt_err *err) CKPT_MUST_USE;
+
 /* ---- heads ---------------------------------------------------------------------------------- */
 
 /* from [rows, n] -> to [rows, G, n], each row G times; no overlap. */
@@ -64,6 +70,9 @@ ckpt_status ENG(bring_tokens)(ckpt_eng *e, int64_t T, int64_t V, bool ids, const
 /* Every sequence moved one to the left, `last` in its last place. to may be from on a CPU alone. */
 ckpt_status ENG(shift_tokens)(ckpt_eng *e, const ckpt_eng_seq *seq, int32_t last,
                               const int32_t *from, int32_t *to, ckpt_err *err) CKPT_MUST_USE;
+/* weight [T] = share / n; 0 when n is. */
+ckpt_status ENG(share_weights)(ckpt_eng *e, int64_t T, double share, const ckpt_eng_result *n,
+                               wreal *weight, ckpt_err *err) CKPT_MUST_USE;
 /* weight [T] = share / n, n the labelled tokens of labels [T]; 0 without any. */
 ckpt_status ENG(loss_weights)(ckpt_eng *e, int64_t T, const int32_t *labels, double share,
                               wreal *weight, ckpt_eng_result *n, ckpt_err *err) CKPT_MUST_USE;

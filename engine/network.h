@@ -83,7 +83,7 @@ bool ENG(network_first)(const ckpt_eng *e, ENG(network) * m, const ENG(param) * 
  * rank's part (p->x, p->grad or a moment), [p->n]. All ranks call it. out takes the product of
  * box.dims; a rank sends what it is the first to hold. */
 ckpt_status ENG(network_gather)(ckpt_eng *e, ENG(network) * m, const ckpt_model *src,
-                                const ENG(param) * p, const real *from, real *out,
+                                const ENG(param) * p, const wreal *from, wreal *out,
                                 ckpt_err *err) CKPT_MUST_USE;
 
 /* With e->par: the micro-batch of this data-parallel rank, the same on its tp * cp ranks. */

@@ -2,6 +2,7 @@
 #ifndef CKPT_ENGINE_NETWORK_INTERNAL_H
 #define CKPT_ENGINE_NETWORK_INTERNAL_H
 
+#include "move.h"
 #include "network.h"
 
 /* network_load.c: memory for the listed parameters, x and grad of each; then their values. */
@@ -18,10 +19,10 @@ typedef struct ENG(tokens) {
     int64_t T;           /* of the micro-batch */
     int64_t lo, n;       /* this rank's, between blocks */
     int64_t cp_lo, cp_n; /* those of its tensor-parallel group */
-    int64_t *over_tp;    /* [tp] numbers of elements of a row of H, for allgather */
+    int64_t *over_tp;    /* [tp] numbers of elements of a row of H, for allgather: par's */
     int64_t *over_model; /* [cp * tp] */
 } ENG(tokens);
-ckpt_status ENG(tokens_of)(ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out,
+ckpt_status ENG(tokens_of)(const ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out,
                            ckpt_err *err) CKPT_MUST_USE;
 
 /* What this rank runs of a block: all its heads, or with headwise context parallelism a part of them.
@@ -31,7 +32,8 @@ typedef struct ENG(share) {
     ckpt_eng_block spec;
     ENG(block_params) p, g;
     const real *whole; /* output projection [rows, columns] and this share's columns of it */
-    real *part, *dwhole, *dpart;
+    real *part;
+    wreal *dwhole, *dpart;
     int64_t rows, columns, lo, len;
 } ENG(share);
 /* Its description alone. */
@@ -40,7 +42,7 @@ ckpt_status ENG(share_spec)(const ckpt_eng *e, const ENG(block) * k, ckpt_eng_bl
 /* `gradients`: zeroed room for the output projection's too; share_add then adds it to the block's. */
 ckpt_status ENG(share_of)(ckpt_eng *e, const ENG(block) * k, bool gradients, ENG(share) * out,
                           ckpt_err *err) CKPT_MUST_USE;
-void ENG(share_add)(const ckpt_eng *e, const ENG(share) * s);
+ckpt_status ENG(share_add)(ckpt_eng *e, const ENG(share) * s, ckpt_err *err) CKPT_MUST_USE;
 
 /* Gather the tokens of a group, x [own tokens, H] to [all, H]; and the way back, summed. While e is
  * dry nothing happens. */
@@ -55,16 +57,20 @@ ckpt_status ENG(vocab_embed)(ckpt_eng *e, const ENG(network) * m, const ENG(toke
                              const int32_t *ids, real *x, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(vocab_embed_bwd)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
                                  const int32_t *ids, const real *dx, ckpt_err *err) CKPT_MUST_USE;
-/* Mean loss over the labelled tokens of all data-parallel ranks; labels NULL: logits alone. dh (or NULL:
- * no backward) written, times `share`. logits [where->T, V] on every rank, or NULL. */
+/* loss[0]: the mean over the labelled tokens of all data-parallel ranks, loss[1] their number; labels
+ * NULL: logits alone. dh (or NULL: no backward) written, times `share`. logits [where->T, V] on every
+ * rank, or NULL. */
 ckpt_status ENG(vocab_loss)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
                             const real *h, const int32_t *labels, double share, wreal *logits,
-                            real *dh, double *loss, ckpt_err *err) CKPT_MUST_USE;
+                            real *dh, ckpt_eng_result *loss, ckpt_err *err) CKPT_MUST_USE;
 /* Side losses: sums over a micro-batch's ranks, means over micro-batches; expert counts: all. */
 ckpt_status ENG(sum_side_losses)(ckpt_eng *e, const ENG(network) * m, ENG(run) * run,
                                  ckpt_err *err) CKPT_MUST_USE;
 
-/* Type of real for collectives. */
-#define COMM_REAL (sizeof(real) == 4 ? CKPT_COMM_F32 : CKPT_COMM_F64)
+/* Types of real and wreal for collectives. */
+#define COMM_OF(type)                                                                              \
+    (sizeof(type) == 2 ? CKPT_COMM_BF16 : sizeof(type) == 4 ? CKPT_COMM_F32 : CKPT_COMM_F64)
+#define COMM_REAL COMM_OF(real)
+#define COMM_WREAL COMM_OF(wreal)
 
 #endif

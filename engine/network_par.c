@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "checked.h"
-#include "move.h"
+#include "device.h"
 
 ckpt_status ENG(network_join)(ENG(network) * m, const ckpt_eng *e, ckpt_err *err)
 {
@@ -61,10 +61,11 @@ ckpt_status ENG(network_sum_grads)(ckpt_eng *e, ENG(network) * m, ckpt_err *err)
         const ENG(param) *first = NULL;
         for (; i < m->n_params && m->params[i].box.held == held; i++) {
             first = first == NULL && m->params[i].n > 0 ? &m->params[i] : first;
-            n += m->params[i].n;
+            if (m->params[i].n > 0) /* gaps that align parameters (a device's) hold zeros */
+                n = m->params[i].at + m->params[i].n - first->at;
         }
         if (first != NULL)
-            CKPT_CHECK(ckpt_comm_allreduce(ENG(network_holders)(e, m, first), COMM_REAL,
+            CKPT_CHECK(ckpt_comm_allreduce(ENG(network_holders)(e, m, first), COMM_WREAL,
                                            CKPT_COMM_SUM, m->grads + first->at, n, err));
     }
 done:
@@ -93,7 +94,7 @@ static bool first_holder(const ckpt_eng_par *par, const ckpt_eng_box *box, int r
 }
 
 /* Copy a row-major box into the whole, or out of it. */
-static void copy_box(const ckpt_eng_box *b, const real *part, real *whole)
+static void copy_box(const ckpt_eng_box *b, const wreal *part, wreal *whole)
 {
     int64_t at[CKPT_MAX_RANK] = {0}, inner = b->rank > 0 ? b->len[b->rank - 1] : 1;
     for (int64_t done = 0; done < b->n; done += inner) {
@@ -110,7 +111,7 @@ static void copy_box(const ckpt_eng_box *b, const real *part, real *whole)
 }
 
 static ckpt_status place(const ckpt_eng_par *par, const ckpt_eng_box *boxes, const int64_t *counts,
-                         const real *parts, real *out)
+                         const wreal *parts, wreal *out)
 {
     for (int r = 0; r < par->world->size; r++) {
         if (counts[r] == 0)
@@ -122,18 +123,16 @@ static ckpt_status place(const ckpt_eng_par *par, const ckpt_eng_box *boxes, con
 }
 
 ckpt_status ENG(network_gather)(ckpt_eng *e, ENG(network) * m, const ckpt_model *src,
-                                const ENG(param) * p, const real *from, real *out, ckpt_err *err)
+                                const ENG(param) * p, const wreal *from, wreal *out, ckpt_err *err)
 {
     ckpt_eng_par *par = e->par;
     ckpt_status status = CKPT_OK;
-    if (par == NULL) {
-        memcpy(out, from, (size_t)p->n * sizeof *out);
-        return CKPT_OK;
-    }
+    if (par == NULL)
+        return ckpt_eng_get(e, out, from, (size_t)p->n * sizeof *out, err);
     int size = par->world->size;
     ckpt_eng_box *boxes = calloc((size_t)size, sizeof *boxes);
     int64_t *counts = calloc((size_t)size * 2, sizeof *counts), total = 0;
-    real *parts = NULL;
+    wreal *parts = NULL, *here = NULL; /* here: in this process's memory */
     if (boxes == NULL || counts == NULL) {
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d ranks", size);
         goto done;
@@ -149,33 +148,41 @@ ckpt_status ENG(network_gather)(ckpt_eng *e, ENG(network) * m, const ckpt_model 
             counts[r] = boxes[r].n;
         total += counts[r];
     }
-    if (total > 0 && (parts = malloc((size_t)total * sizeof *parts)) == NULL) {
+    if (total > 0)
+        CKPT_TRY(ckpt_eng_memory_new(e, total, sizeof *parts, (void **)(void *)&parts, err),
+                 "tensor %s", p->name);
+    CKPT_CHECK(ckpt_comm_alltoall(par->world, sizeof(wreal), from, send, parts, counts, err));
+    if (par->world->rank != 0 || total == 0)
+        goto done;
+    here = e->device != NULL ? malloc((size_t)total * sizeof *here) : parts;
+    if (here == NULL) {
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for tensor %s", p->name);
         goto done;
     }
-    CKPT_CHECK(ckpt_comm_alltoall(par->world, sizeof(real), from, send, parts, counts, err));
-    if (par->world->rank == 0)
-        status = place(par, boxes, counts, parts, out);
+    if (e->device != NULL)
+        CKPT_CHECK(ckpt_eng_get(e, here, parts, (size_t)total * sizeof *here, err));
+    status = place(par, boxes, counts, here, out);
 done:
+    if (here != parts)
+        free(here);
+    ckpt_eng_memory_free(e, parts);
     free(boxes);
     free(counts);
-    free(parts);
     return status;
 }
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-ckpt_status ENG(tokens_of)(ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out, ckpt_err *err)
+ckpt_status ENG(tokens_of)(const ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out,
+                           ckpt_err *err)
 {
     const ckpt_eng_par *par = e->par;
     *out = (ENG(tokens)){.T = T, .n = T, .cp_n = T};
     if (par == NULL)
         return CKPT_OK;
-    out->over_tp = ckpt_eng_take(e, par->tp, sizeof *out->over_tp);
-    out->over_model = ckpt_eng_take(e, (int64_t)par->tp * par->cp, sizeof *out->over_model);
-    ckpt_status status = ckpt_eng_check(e, err);
-    if (status != CKPT_OK)
-        return status;
+    (void)err;
+    out->over_tp = par->counts;
+    out->over_model = par->counts + par->tp;
     ckpt_eng_range mine = ckpt_eng_tokens_of(par, T, par->c, par->t);
     out->lo = mine.lo;
     out->n = mine.n;
@@ -205,13 +212,20 @@ ckpt_status ENG(tokens_scatter)(ckpt_eng *e, ckpt_comm *c, const int64_t *counts
 
 /* ---- shares ---------------------------------------------------------------------------------- */
 
-static void shift(real **p, int64_t by)
+/* Of matrices; their gradients are wreal in the fields of real (real.h). */
+static void shift(real **p, bool gradient, int64_t by)
+{
+    if (*p != NULL)
+        *p += by * (gradient ? (int64_t)(sizeof(wreal) / sizeof(real)) : 1);
+}
+
+static void shift_wide(wreal **p, int64_t by)
 {
     if (*p != NULL)
         *p += by;
 }
 
-static void slice_linattn(const ckpt_eng_linattn *b, const ckpt_eng_heads *h,
+static void slice_linattn(const ckpt_eng_linattn *b, const ckpt_eng_heads *h, bool gradient,
                           ENG(linattn_params) * p)
 {
     const ckpt_eng_delta *d = &b->delta;
@@ -219,42 +233,44 @@ static void slice_linattn(const ckpt_eng_linattn *b, const ckpt_eng_heads *h,
     int64_t gates = b->key_gates ? h->keys.lo : hv;
     int64_t f = d->rule == CKPT_ENG_GDN ? gates : gates * d->K;
     int64_t erase = d->rule == CKPT_ENG_GDN2 ? gates * d->K : gates;
-    shift(&p->q, k * b->D);
-    shift(&p->k, k * b->D);
-    shift(&p->v, v * b->D);
-    shift(&p->conv_q, k * b->W);
-    shift(&p->conv_k, k * b->W);
-    shift(&p->conv_v, v * b->W);
-    shift(&p->f, f * b->D);
-    shift(&p->f_b, f * b->f_rank);
-    shift(&p->z, v * b->D);
-    shift(&p->z_b, v * b->z_rank);
-    shift(&p->z_bias, v);
-    shift(&p->erase, erase * b->D);
-    shift(&p->write, v * b->D);
-    shift(&p->A_log, gates);
-    shift(&p->dt_bias, f);
+    shift(&p->q, gradient, k * b->D);
+    shift(&p->k, gradient, k * b->D);
+    shift(&p->v, gradient, v * b->D);
+    shift_wide(&p->conv_q, k * b->W);
+    shift_wide(&p->conv_k, k * b->W);
+    shift_wide(&p->conv_v, v * b->W);
+    shift(&p->f, gradient, f * b->D);
+    shift(&p->f_b, gradient, f * b->f_rank);
+    shift(&p->z, gradient, v * b->D);
+    shift(&p->z_b, gradient, v * b->z_rank);
+    shift_wide(&p->z_bias, v);
+    shift(&p->erase, gradient, erase * b->D);
+    shift(&p->write, gradient, v * b->D);
+    shift_wide(&p->A_log, gates);
+    shift_wide(&p->dt_bias, f);
 }
 
-static void slice_mla(const ckpt_eng_mla *b, const ckpt_eng_heads *h, ENG(mla_params) * p)
+static void slice_mla(const ckpt_eng_mla *b, const ckpt_eng_heads *h, bool gradient,
+                      ENG(mla_params) * p)
 {
     int64_t n = h->queries.lo;
-    shift(&p->q, n * (b->DN + b->DR) * b->H);
-    shift(&p->q_b, n * (b->DN + b->DR) * b->RQ);
-    shift(&p->kv_b, n * (b->DN + b->DV) * b->RK);
-    shift(&p->gate, n * (b->gate == CKPT_ENG_GATE_HEAD ? 1 : b->DV) * b->H);
+    shift(&p->q, gradient, n * (b->DN + b->DR) * b->H);
+    shift(&p->q_b, gradient, n * (b->DN + b->DR) * b->RQ);
+    shift(&p->kv_b, gradient, n * (b->DN + b->DV) * b->RK);
+    shift(&p->gate, gradient, n * (b->gate == CKPT_ENG_GATE_HEAD ? 1 : b->DV) * b->H);
 }
 
-static void slice_gqa(const ckpt_eng_gqa *b, const ckpt_eng_heads *h, ENG(gqa_params) * p)
+static void slice_gqa(const ckpt_eng_gqa *b, const ckpt_eng_heads *h, bool gradient,
+                      ENG(gqa_params) * p)
 {
     const ckpt_eng_attention *a = &b->attn;
-    shift(&p->q, h->queries.lo * a->DK * b->H);
-    shift(&p->q_bias, h->queries.lo * a->DK);
-    shift(&p->k, h->keys.lo * a->DK * b->H);
-    shift(&p->k_bias, h->keys.lo * a->DK);
-    shift(&p->v, h->keys.lo * a->DV * b->H);
-    shift(&p->v_bias, h->keys.lo * a->DV);
-    shift(&p->gate, h->queries.lo * a->DV * b->H);
+    shift(&p->q, gradient, h->queries.lo * a->DK * b->H);
+    shift_wide(&p->q_bias, h->queries.lo * a->DK);
+    shift(&p->k, gradient, h->keys.lo * a->DK * b->H);
+    shift_wide(&p->k_bias, h->keys.lo * a->DK);
+    shift(&p->v, gradient, h->keys.lo * a->DV * b->H);
+    shift_wide(&p->v_bias, h->keys.lo * a->DV);
+    shift(&p->gate, gradient, h->queries.lo * a->DV * b->H);
 }
 
 /* The output projection's place and the width of a head in it. */
@@ -268,14 +284,15 @@ static real **output_of(const ckpt_eng_block *b, ENG(block_params) * p, int64_t 
     return b->kind == CKPT_ENG_MLA ? &p->mla.o : &p->gqa.o;
 }
 
-static void slice(const ckpt_eng_block *b, const ckpt_eng_heads *h, ENG(block_params) * p)
+static void slice(const ckpt_eng_block *b, const ckpt_eng_heads *h, bool gradient,
+                  ENG(block_params) * p)
 {
     if (b->kind == CKPT_ENG_LINATTN)
-        slice_linattn(&b->u.linattn, h, &p->linattn);
+        slice_linattn(&b->u.linattn, h, gradient, &p->linattn);
     else if (b->kind == CKPT_ENG_MLA)
-        slice_mla(&b->u.mla, h, &p->mla);
+        slice_mla(&b->u.mla, h, gradient, &p->mla);
     else
-        slice_gqa(&b->u.gqa, h, &p->gqa);
+        slice_gqa(&b->u.gqa, h, gradient, &p->gqa);
 }
 
 /* Do several context-parallel ranks share the heads of this block? */
@@ -312,8 +329,8 @@ ckpt_status ENG(share_of)(ckpt_eng *e, const ENG(block) * k, bool gradients, ENG
     if (status != CKPT_OK)
         return status;
     s->spec = ckpt_eng_with_heads(b, &h);
-    slice(b, &h, &s->p);
-    slice(b, &h, &s->g);
+    slice(b, &h, false, &s->p);
+    slice(b, &h, true, &s->g);
     real **out = output_of(b, &s->p, &width), **dout = output_of(b, &s->g, &width);
     heads = b->kind == CKPT_ENG_LINATTN ? b->u.linattn.delta.HV
             : b->kind == CKPT_ENG_MLA   ? b->u.mla.N
@@ -325,9 +342,9 @@ ckpt_status ENG(share_of)(ckpt_eng *e, const ENG(block) * k, bool gradients, ENG
     s->lo = h.queries.lo * width;
     s->len = h.queries.n * width;
     s->whole = *out;
-    s->dwhole = *dout;
+    s->dwhole = (wreal *)(void *)*dout;
     s->part = ckpt_eng_take(e, s->rows * s->len, sizeof(real));
-    s->dpart = gradients ? ckpt_eng_take(e, s->rows * s->len, sizeof(real)) : NULL;
+    s->dpart = gradients ? ckpt_eng_take(e, s->rows * s->len, sizeof(wreal)) : NULL;
     status = ckpt_eng_check(e, err);
     if (status != CKPT_OK || e->dry)
         return status;
@@ -335,18 +352,15 @@ ckpt_status ENG(share_of)(ckpt_eng *e, const ENG(block) * k, bool gradients, ENG
         ENG(copy_columns)(e, s->rows, s->len, s->whole + s->lo, s->columns, s->part, s->len, err);
     if (status != CKPT_OK)
         return status;
-    for (int64_t i = 0; gradients && i < s->rows * s->len; i++)
-        s->dpart[i] = 0;
     *out = s->part;
-    *dout = s->dpart;
-    return CKPT_OK;
+    *dout = (real *)(void *)s->dpart;
+    return gradients ? ENG(zero_wide)(e, s->rows * s->len, s->dpart, err) : CKPT_OK;
 }
 
-void ENG(share_add)(const ckpt_eng *e, const ENG(share) * s)
+ckpt_status ENG(share_add)(ckpt_eng *e, const ENG(share) * s, ckpt_err *err)
 {
-    if (e->dry || s->dpart == NULL || s->dwhole == NULL)
-        return;
-    for (int64_t r = 0; r < s->rows; r++)
-        for (int64_t c = 0; c < s->len; c++)
-            s->dwhole[r * s->columns + s->lo + c] += s->dpart[r * s->len + c];
+    if (s->dpart == NULL || s->dwhole == NULL)
+        return CKPT_OK;
+    return ENG(add_columns)(e, s->rows, s->len, s->dpart, s->len, s->dwhole + s->lo, s->columns,
+                            err);
 }

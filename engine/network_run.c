@@ -247,7 +247,7 @@ static ckpt_status backward_spread(pass *p, int64_t i, const real *dx, real *dn)
         CKPT_CHECK(backward_op(p, i, &share.spec, &share.p, g.T, r->all, dall, part, &share.g));
         CKPT_CHECK(ENG(tokens_scatter)(p->e, g.comm, g.counts, part, dn, p->err));
     }
-    ENG(share_add)(p->e, &share);
+    CKPT_CHECK(ENG(share_add)(p->e, &share, p->err));
 done:
     ckpt_eng_drop(p->e, mark);
     return status;
@@ -352,14 +352,9 @@ static ckpt_status head_loss(pass *p, const real *h, const int32_t *labels, doub
     bool backward = p->run->backward && labels != NULL;
     size_t mark = ckpt_eng_mark(p->e);
     ckpt_status status;
-    if (p->e->par != NULL) {
-        double mean = 0;
-        status = ENG(vocab_loss)(p->e, p->m, &p->where, h, labels, share, logits,
-                                 backward ? dh : NULL, &mean, p->err);
-        if (!p->e->dry)
-            loss->d = mean;
-        return status;
-    }
+    if (p->e->par != NULL)
+        return ENG(vocab_loss)(p->e, p->m, &p->where, h, labels, share, logits,
+                               backward ? dh : NULL, loss, p->err);
     real *z = ckpt_eng_take(p->e, p->T * V, sizeof *z);
     CKPT_CHECK(ckpt_eng_check(p->e, p->err));
     CKPT_CHECK(ENG(linear)(p->e, p->T, H, V, h, H, p->m->head, NULL, false, z, V, p->err));

@@ -2,8 +2,6 @@
  * reports of all ranks together. Source: mla-moe-math.md section 5. */
 #include "network_internal.h"
 
-#include <string.h>
-
 #include "checked.h"
 
 ckpt_status ENG(vocab_embed)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
@@ -47,60 +45,58 @@ done:
 
 /* All logits on every rank: each brings its tokens and columns, and zeros elsewhere. */
 static ckpt_status spread_logits(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
-                                 const real *z, real *logits, ckpt_err *err)
+                                 const real *z, wreal *logits, ckpt_err *err)
 {
-    int64_t V = m->spec.V, n = m->vocab.n;
-    if (e->dry)
-        return CKPT_OK;
-    for (int64_t i = 0; i < where->T * V; i++)
-        logits[i] = 0;
-    for (int64_t t = 0; t < where->cp_n; t++)
-        memcpy(logits + (where->cp_lo + t) * V + m->vocab.lo, z + t * n, (size_t)n * sizeof *z);
-    return ckpt_comm_allreduce(&e->par->model, COMM_REAL, CKPT_COMM_SUM, logits, where->T * V, err);
-}
-
-/* Labelled tokens of all data-parallel ranks. */
-static ckpt_status count_labels(ckpt_eng *e, const ENG(tokens) * where, const int32_t *labels,
-                                int64_t *n, ckpt_err *err)
-{
-    *n = 0;
-    for (int64_t t = 0; t < where->T; t++)
-        *n += labels[t] >= 0;
-    return ckpt_comm_allreduce(&e->par->data, CKPT_COMM_I64, CKPT_COMM_SUM, n, 1, err);
+    int64_t V = m->spec.V, n = m->vocab.n, at = where->cp_lo * V + m->vocab.lo;
+    size_t mark = ckpt_eng_mark(e);
+    real *all = ckpt_eng_take(e, where->T * V, sizeof *all);
+    ckpt_status status;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    CKPT_CHECK(ENG(zero)(e, where->T * V, all, err));
+    CKPT_CHECK(ENG(copy_columns)(e, where->cp_n, n, z, n, e->dry ? all : all + at, V, err));
+    if (!e->dry)
+        CKPT_CHECK(
+            ckpt_comm_allreduce(&e->par->model, COMM_REAL, CKPT_COMM_SUM, all, where->T * V, err));
+    status = ENG(fetch)(e, where->T * V, all, logits, err);
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
 }
 
 /* Loss and dlogits (or NULL) of z. */
 static ckpt_status loss_of(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
                            const real *z, const int32_t *labels, double share, real *dz,
-                           double *loss, ckpt_err *err)
+                           ckpt_eng_result *loss, ckpt_err *err)
 {
-    int64_t T = where->cp_n, n = 0;
+    int64_t T = where->cp_n;
     size_t mark = ckpt_eng_mark(e);
     ckpt_status status;
-    real *weight = ckpt_eng_take(e, T, sizeof *weight), *each = ckpt_eng_take(e, T, sizeof *each);
+    wreal *weight = ckpt_eng_take(e, ckpt_max_i64(T, where->T), sizeof *weight);
+    wreal *each = ckpt_eng_take(e, T, sizeof *each);
     CKPT_CHECK(ckpt_eng_check(e, err));
+    CKPT_CHECK(ENG(loss_weights)(e, where->T, labels, share, weight, &loss[1], err));
     if (!e->dry) {
-        CKPT_CHECK(count_labels(e, where, labels, &n, err));
-        for (int64_t t = 0; t < T; t++)
-            weight[t] = n > 0 ? (real)(share / (double)n) : 0;
+        CKPT_CHECK(
+            ckpt_comm_allreduce(&e->par->data, CKPT_COMM_I64, CKPT_COMM_SUM, &loss[1], 1, err));
         labels += where->cp_lo;
     }
+    CKPT_CHECK(ENG(share_weights)(e, T, share, &loss[1], weight, err));
     CKPT_CHECK(ENG(xent_part)(e, &e->par->tensor, T, m->spec.V, m->vocab.lo, m->vocab.n, z, labels,
                               weight, each, dz, err));
-    double sum = 0;
-    for (int64_t t = 0; t < T && !e->dry && e->par->t == 0; t++)
-        sum += (double)each[t];
+    if (e->par->t == 0) /* its group's tokens once */
+        CKPT_CHECK(ENG(mean_loss)(e, T, each, &loss[1], &loss[0], err));
+    else
+        CKPT_CHECK(ENG(clear_results)(e, 1, loss, err));
     if (!e->dry)
-        CKPT_CHECK(ckpt_comm_allreduce(e->par->world, CKPT_COMM_F64, CKPT_COMM_SUM, &sum, 1, err));
-    *loss = n > 0 ? sum / (double)n : 0;
+        status = ckpt_comm_allreduce(e->par->world, CKPT_COMM_F64, CKPT_COMM_SUM, &loss[0], 1, err);
 done:
     ckpt_eng_drop(e, mark);
     return status;
 }
 
 ckpt_status ENG(vocab_loss)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
-                            const real *h, const int32_t *labels, double share, real *logits,
-                            real *dh, double *loss, ckpt_err *err)
+                            const real *h, const int32_t *labels, double share, wreal *logits,
+                            real *dh, ckpt_eng_result *loss, ckpt_err *err)
 {
     int64_t H = m->spec.H, n = m->vocab.n, T = where->cp_n;
     bool cut = e->par->tp > 1;
@@ -110,7 +106,6 @@ ckpt_status ENG(vocab_loss)(ckpt_eng *e, const ENG(network) * m, const ENG(token
     real *all = cut ? ckpt_eng_take(e, T * H, sizeof *all) : NULL;
     real *dall = cut && dh ? ckpt_eng_take(e, T * H, sizeof *dall) : dh;
     CKPT_CHECK(ckpt_eng_check(e, err));
-    *loss = 0;
     if (cut) {
         CKPT_CHECK(ENG(tokens_gather)(e, &e->par->tensor, where->over_tp, h, all, err));
         h = all;

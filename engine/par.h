@@ -41,6 +41,7 @@ typedef struct ckpt_eng_par {
     ckpt_comm replicas;   /* same t: hold the same parts of parameters cut over tp */
     ckpt_comm experts;    /* hold all experts together */
     ckpt_comm expert_dup; /* same x: hold the same experts */
+    int64_t *counts;      /* [tp + tp * cp]: of the micro-batch that runs now (network_par.c) */
     ckpt_eng_cut *cut;    /* chunkwise: of the micro-batch that runs now; else NULL */
 } ckpt_eng_par;
 

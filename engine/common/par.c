@@ -25,6 +25,9 @@ ckpt_status ckpt_eng_par_open(ckpt_eng_par *p, ckpt_comm *world, int tp, int cp,
     p->c = world->rank / tp % cp;
     p->d = world->rank / tp / cp;
     p->x = world->rank % ep;
+    p->counts = calloc((size_t)tp + (size_t)want, sizeof *p->counts);
+    if (p->counts == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d ranks", world->size);
     CKPT_CHECK(ckpt_comm_split(world, world->rank / tp, &p->tensor, err));
     CKPT_CHECK(ckpt_comm_split(world, p->d * tp + p->t, &p->context, err));
     CKPT_CHECK(ckpt_comm_split(world, world->rank % (tp * cp), &p->data, err));
@@ -44,6 +47,8 @@ void ckpt_eng_par_close(ckpt_eng_par *p)
                         &p->replicas, &p->experts, &p->expert_dup};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         ckpt_comm_release(all[i]);
+    free(p->counts);
+    p->counts = NULL;
     p->world = NULL;
 }
 

@@ -22,8 +22,8 @@ struct ckpt_cuda_pipe {
 
 static ckpt_status open_card(ckpt_cuda_card *, int number, char *name, size_t cap, ckpt_err *err)
 {
-    if (number != 0)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no card %d: the emulator is one", number);
+    if (number < 0 || number >= 8) /* one a process, for ranks */
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no card %d: the emulator is 8", number);
     if (name != NULL)
         snprintf(name, cap, "emulated on the CPU");
     return CKPT_OK;

@@ -6,10 +6,12 @@
 
 #include "attention.h"
 #include "delta.h"
+#include "device_comm.h"
 #include "gemm.h"
 #include "memory.h"
 #include "move.h"
 #include "ops.h"
+#include "parts.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,7 +37,9 @@ extern "C" {
     X(gate_heads) X(gate_heads_bwd)                                                                \
     X(shift_tokens) X(loss_weights) X(mean_loss) X(watch)                                          \
     X(experts_act) X(experts_act_bwd) X(side_losses) X(counts)                                     \
-    X(muon_direction) X(muon_apply) X(muon_load) X(muon_mix)
+    X(muon_direction) X(muon_apply) X(muon_load) X(muon_mix)                                       \
+    X(comm_open) X(comm_way)                                                                       \
+    X(add_columns) X(share_weights) X(xent_top) X(xent_sums) X(xent_end)
 /* clang-format on */
 
 typedef struct ckpt_cuda_plugin {

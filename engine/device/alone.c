@@ -1,5 +1,5 @@
-/* A device runs a model alone: what the sources ask of other ranks (par.h) is refused here. Tables of
- * rotary embeddings are made by this process, once for a run. */
+/* What is not built of a model on several devices: sequences cut over ranks and experts cut over ranks are
+ * refused here. Tables of rotary embeddings are made by this process, once for a run. */
 #include "linattn_cut.h"
 #include "moe_internal.h"
 #include "network_internal.h"
@@ -10,7 +10,9 @@
 
 static ckpt_status refuse(ckpt_err *err)
 {
-    return ckpt_fail(err, CKPT_E_UNSUPPORTED, "a model on a device runs on one alone as yet");
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                     "on a device sequences and experts are not cut over ranks as yet (--cp-mode "
+                     "heads, --ep 1)");
 }
 
 /* ---- linear attention ------------------------------------------------------------------------ */
@@ -130,83 +132,6 @@ ckpt_status ENG(moe_ep_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
 {
     (void)e, (void)m, (void)T, (void)p, (void)s, (void)dy, (void)add, (void)dx, (void)dweight;
     (void)g;
-    return refuse(err);
-}
-
-/* ---- network --------------------------------------------------------------------------------- */
-
-ckpt_status ENG(network_join)(ENG(network) * m, const ckpt_eng *e, ckpt_err *err)
-{
-    (void)m, (void)e;
-    return refuse(err);
-}
-
-ckpt_status ENG(tokens_of)(ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out, ckpt_err *err)
-{
-    (void)H;
-    *out = (ENG(tokens)){.T = T, .n = T, .cp_n = T};
-    return e->par != NULL ? refuse(err) : CKPT_OK;
-}
-
-ckpt_status ENG(share_spec)(const ckpt_eng *e, const ENG(block) * k, ckpt_eng_block *out,
-                            ckpt_err *err)
-{
-    (void)e, (void)k, (void)out;
-    return refuse(err);
-}
-
-ckpt_status ENG(share_of)(ckpt_eng *e, const ENG(block) * k, bool gradients, ENG(share) * s,
-                          ckpt_err *err)
-{
-    (void)e, (void)k, (void)gradients, (void)s;
-    return refuse(err);
-}
-
-void ENG(share_add)(const ckpt_eng *e, const ENG(share) * s)
-{
-    (void)e, (void)s;
-}
-
-ckpt_status ENG(tokens_gather)(ckpt_eng *e, ckpt_comm *c, const int64_t *counts, const real *x,
-                               real *all, ckpt_err *err)
-{
-    (void)e, (void)c, (void)counts, (void)x, (void)all;
-    return refuse(err);
-}
-
-ckpt_status ENG(tokens_scatter)(ckpt_eng *e, ckpt_comm *c, const int64_t *counts, const real *all,
-                                real *x, ckpt_err *err)
-{
-    (void)e, (void)c, (void)counts, (void)all, (void)x;
-    return refuse(err);
-}
-
-ckpt_status ENG(vocab_embed)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
-                             const int32_t *ids, real *x, ckpt_err *err)
-{
-    (void)e, (void)m, (void)where, (void)ids, (void)x;
-    return refuse(err);
-}
-
-ckpt_status ENG(vocab_embed_bwd)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
-                                 const int32_t *ids, const real *dx, ckpt_err *err)
-{
-    (void)e, (void)m, (void)where, (void)ids, (void)dx;
-    return refuse(err);
-}
-
-ckpt_status ENG(vocab_loss)(ckpt_eng *e, const ENG(network) * m, const ENG(tokens) * where,
-                            const real *h, const int32_t *labels, double share, wreal *logits,
-                            real *dh, double *loss, ckpt_err *err)
-{
-    (void)e, (void)m, (void)where, (void)h, (void)labels, (void)share, (void)logits, (void)dh;
-    (void)loss;
-    return refuse(err);
-}
-
-ckpt_status ENG(sum_side_losses)(ckpt_eng *e, const ENG(network) * m, ENG(run) * run, ckpt_err *err)
-{
-    (void)e, (void)m, (void)run;
     return refuse(err);
 }
 

@@ -34,6 +34,17 @@ ckpt_status ENG(copy_columns)(ckpt_eng *e, int64_t rows, int64_t n, const real *
     WITHOUT(e, api_of(e)->copy_columns(&c, rows, n, from, ld_from, to, ld_to, err));
 }
 
+ckpt_status ENG(zero_wide)(ckpt_eng *e, int64_t n, wreal *x, ckpt_err *err)
+{
+    return e->dry ? CKPT_OK : ckpt_eng_clear(e, x, (size_t)n * sizeof *x, err);
+}
+
+ckpt_status ENG(add_columns)(ckpt_eng *e, int64_t rows, int64_t n, const wreal *from,
+                             int64_t ld_from, wreal *to, int64_t ld_to, ckpt_err *err)
+{
+    WITHOUT(e, api_of(e)->add_columns(&c, rows, n, from, ld_from, to, ld_to, err));
+}
+
 /* ---- heads ----------------------------------------------------------------------------------- */
 
 ckpt_status ENG(repeat_heads)(ckpt_eng *e, int64_t rows, int64_t G, int64_t n, const wreal *from,
@@ -136,6 +147,12 @@ ckpt_status ENG(loss_weights)(ckpt_eng *e, int64_t T, const int32_t *labels, dou
                               wreal *weight, ckpt_eng_result *n, ckpt_err *err)
 {
     WITHOUT(e, api_of(e)->loss_weights(&c, T, labels, share, weight, &n->i, err));
+}
+
+ckpt_status ENG(share_weights)(ckpt_eng *e, int64_t T, double share, const ckpt_eng_result *n,
+                               wreal *weight, ckpt_err *err)
+{
+    WITHOUT(e, api_of(e)->share_weights(&c, T, share, &n->i, weight, err));
 }
 
 ckpt_status ENG(mean_loss)(ckpt_eng *e, int64_t T, const wreal *loss, const ckpt_eng_result *n,

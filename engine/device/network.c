@@ -244,6 +244,18 @@ static ckpt_status zero_any(void *net, ckpt_err *err)
     return ckpt_eng_clear(&e, m->grads, (size_t)m->n_elements * sizeof *m->grads, err);
 }
 
+static ckpt_status sum_any(ckpt_eng *e, void *net, ckpt_err *err)
+{
+    return ENG(network_sum_grads)(e, net, err);
+}
+
+static ckpt_status gather_any(ckpt_eng *e, void *net, const void *model, size_t i,
+                              const float *from, float *to, ckpt_err *err)
+{
+    ENG(network) *m = net;
+    return ENG(network_gather)(e, m, model, &m->params[i], from, to, err);
+}
+
 const ckpt_eng_networks ENG(networks) = {
     .network_size = sizeof(ENG(network)),
     .param_size = sizeof(ENG(param)),
@@ -253,4 +265,6 @@ const ckpt_eng_networks ENG(networks) = {
     .run = run_any,
     .zero_grads = zero_any,
     .refresh = refresh,
+    .sum_grads = sum_any,
+    .gather = gather_any,
 };

@@ -338,3 +338,42 @@ ckpt_status ENG(xent)(ckpt_eng *e, int64_t T, int64_t V, const real *logits, con
 {
     WITHOUT(e, api_of(e)->xent(&c, T, V, logits, labels, weight, loss, dlogits, err));
 }
+
+ckpt_status ENG(embed_part)(ckpt_eng *e, int64_t T, int64_t V, int64_t lo, int64_t n, int64_t H,
+                            const int32_t *ids, const real *table, real *y, ckpt_err *err)
+{
+    (void)V; /* ids were looked at when they were brought */
+    WITHOUT(e, api_of(e)->embed(&c, T, lo, n, H, ids, table, y, err));
+}
+
+ckpt_status ENG(embed_part_bwd)(ckpt_eng *e, int64_t T, int64_t V, int64_t lo, int64_t n, int64_t H,
+                                const int32_t *ids, const real *dy, real *dtable, ckpt_err *err)
+{
+    wreal *sum = (wreal *)(void *)dtable;
+    (void)V;
+    WITHOUT(e, api_of(e)->embed_bwd(&c, T, lo, n, H, ids, dy, sum, err));
+}
+
+ckpt_status ENG(xent_part)(ckpt_eng *e, ckpt_comm *r, int64_t T, int64_t V, int64_t lo, int64_t n,
+                           const real *logits, const int32_t *labels, const wreal *weight,
+                           wreal *loss, real *dlogits, ckpt_err *err)
+{
+    const ckpt_cuda c = plain(e);
+    const size_t mark = ckpt_eng_mark(e);
+    ckpt_status status;
+    wreal *top = ckpt_eng_take(e, T, sizeof *top);
+    wreal *sum = ckpt_eng_take(e, 2 * T, sizeof *sum), *at = sum + T;
+    (void)V;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (e->dry)
+        goto done;
+    CKPT_CHECK(api_of(e)->xent_top(&c, T, n, logits, top, err));
+    CKPT_CHECK(ckpt_comm_allreduce(r, CKPT_COMM_F32, CKPT_COMM_MAX_OF, top, T, err));
+    CKPT_CHECK(api_of(e)->xent_sums(&c, T, lo, n, logits, labels, top, sum, at, err));
+    CKPT_CHECK(ckpt_comm_allreduce(r, CKPT_COMM_F32, CKPT_COMM_SUM, sum, 2 * T, err));
+    CKPT_CHECK(api_of(e)->xent_end(&c, T, lo, n, logits, labels, weight, top, sum, at, loss,
+                                   dlogits, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
