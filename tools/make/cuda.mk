@@ -45,14 +45,16 @@ $(BUILD)/lib/err.pic.o: lib/err.c $(BUILD)/flags
 # make kda_gpu         $(BUILD)/kda_gpu, parity and times of the recurrence on a card (tests/gpu/run.sh)
 # make ops_gpu         $(BUILD)/ops_gpu, the same of the pointwise and row operations
 # make attn_gpu        $(BUILD)/attn_gpu, the same of products and attention
+# make two_gpu         $(BUILD)/two_gpu, models over several cards (tests/gpu/two.sh)
 kda_gpu: $(BUILD)/kda_gpu
 ops_gpu: $(BUILD)/ops_gpu
 attn_gpu: $(BUILD)/attn_gpu
-$(BUILD)/kda_gpu $(BUILD)/ops_gpu $(BUILD)/attn_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
+two_gpu: $(BUILD)/two_gpu
+$(BUILD)/kda_gpu $(BUILD)/ops_gpu $(BUILD)/attn_gpu $(BUILD)/two_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
                                    $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(NVCC) -cudart static -Xcompiler "$(OPENMP)" -o $@ $^ $(PKG_LIBS) $(BLAS_LIBS) -lm
-$(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/attn_gpu.o: \
+$(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/attn_gpu.o $(BUILD)/tests/gpu/two_gpu.o: \
     CPPFLAGS += -isystem $(dir $(NVCC))../include
 
 # Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
@@ -78,3 +80,15 @@ $(BUILD)/fake_nccl.so: tests/gpu/fake_nccl.c $(BUILD)/flags
 	$(call say,LD,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -std=c17 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -O2 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -o $@ $< -pthread
+
+# make two_emulated    $(BUILD)/two_emulated, the same program on the emulator
+.PHONY: two_gpu two_emulated
+two_emulated: $(BUILD)/two_emulated $(BUILD)/fake_nccl.so
+$(BUILD)/two_emulated: $(BUILD)/tests/gpu/two_emulated.o $(EMU_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lstdc++
+$(BUILD)/tests/gpu/two_emulated.o: tests/gpu/two_gpu.c $(wildcard tests/gpu/*.h) $(BUILD)/flags
+	$(call say,CC,$< emulated)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Wno-missing-prototypes -Iengine -Itests \
+	    -DCKPT_EMULATED -c -o $@ $<
