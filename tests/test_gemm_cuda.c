@@ -1,5 +1,6 @@
-/* Products of engine/cuda/gemm.cu on the emulator of gpu/emulate.h: its own kernels, and the loops that stand
- * for cuBLASLt there, against f64. */
+/* Products of engine/cuda/gemm.cu on the emulator of gpu/emulate.h against f64: its own kernels, the loops
+ * that stand for cuBLASLt there, and the choice between both by what that library takes: all of a product, all
+ * but its bias, nothing, or nothing as it turns out late. */
 #include "gpu/gemm_case.h"
 
 #include "gpu/host_memory.h"
@@ -10,14 +11,22 @@ static ckpt_err err;
 
 START_TEST(gemm_cuda_matches_engine)
 {
+    static const struct {
+        ckpt_cuda_products kind;
+        const char *name;
+    } ways[] = {
+        {CKPT_CUDA_PRODUCTS_BEST,  "plain loops"      },
+        {CKPT_CUDA_PRODUCTS_OWN,   "own kernels"      },
+        {CKPT_CUDA_PRODUCTS_RULES, "rules of cuBLASLt"}
+    };
     ops_run o;
     ops_open(&o, _i & 1 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32, 1);
-    ck_assert_int_eq(ckpt_cuda_gemm_open(&o.c.gemm,
-                                         _i & 2 ? CKPT_CUDA_PRODUCTS_OWN : CKPT_CUDA_PRODUCTS_BEST,
-                                         &err),
-                     CKPT_OK);
-    ck_assert_str_eq(ckpt_cuda_gemm_name(o.c.gemm), _i & 2 ? "own kernels" : "plain loops");
+    ck_assert_int_eq(ckpt_cuda_gemm_open(&o.c.gemm, ways[_i / 2].kind, &err), CKPT_OK);
+    ck_assert_str_eq(ckpt_cuda_gemm_name(o.c.gemm), ways[_i / 2].name);
     gemm_all(&o);
+    gemm_linear(&o, 33, 40, 24, false); /* with bias: a multiple of 8 the library refuses late, */
+    gemm_linear(&o, 20, 16, 20, true);  /* widths it takes without bias, */
+    gemm_linear(&o, 20, 16, 32, true);  /* and with it */
     ckpt_cuda_gemm_close(o.c.gemm);
     ops_close(&o);
     ck_assert_msg(!o.said[0], "%s", o.said);
@@ -60,7 +69,7 @@ START_TEST(gemm_cuda_refuses_what_does_not_fit)
                      CKPT_E_USAGE);
     ck_assert_str_eq(err.text, "experts on CUDA: 1 rows of 0 experts");
     ckpt_cuda_gemm *g;
-    ck_assert_int_eq(ckpt_cuda_gemm_open(&g, (ckpt_cuda_products)5, &err), CKPT_E_USAGE);
+    ck_assert_int_eq(ckpt_cuda_gemm_open(&g, (ckpt_cuda_products)9, &err), CKPT_E_USAGE);
     ck_assert_ptr_null(g);
 }
 END_TEST
@@ -71,7 +80,7 @@ Suite *suite_gemm_cuda(void)
     Suite *s = suite_create("gemm_cuda");
     TCase *t = tcase_create("emulated");
     tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, gemm_cuda_matches_engine, 0, 4);
+    tcase_add_loop_test(t, gemm_cuda_matches_engine, 0, 6);
     tcase_add_test(t, gemm_cuda_many_experts);
     tcase_add_test(t, gemm_cuda_refuses_what_does_not_fit);
     suite_add_tcase(s, t);

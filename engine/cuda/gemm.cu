@@ -194,20 +194,6 @@ ckpt_status start_own(const ckpt_cuda *c, group_args g, int64_t n, ckpt_err *err
 }
 
 #ifdef CKPT_CUDA_EMULATE
-/* The same sums on the CPU, for programs that run whole models on the emulator. */
-void plain_loops(const ckpt_cuda_product *p)
-{
-    for (int64_t i = 0; i < p->m; i++)
-        for (int64_t j = 0; j < p->n; j++) {
-            float sum = 0;
-            for (int64_t k = 0; k < p->k; k++)
-                sum += element(p->a, p->a_type, p->ta ? k * p->lda + i : i * p->lda + k) *
-                       element(p->b, p->b_type, p->tb ? j * p->ldb + k : k * p->ldb + j);
-            sum += p->bias ? p->bias[j] : 0.f;
-            const int64_t at = i * p->ldc + j;
-            put_element(p->c, p->c_type, at, sum + (p->add ? element(p->c, p->c_type, at) : 0.f));
-        }
-}
 void plain_group(const group_args &g)
 {
     for (int64_t i = 0; i < g.E; i++) {
@@ -248,36 +234,55 @@ ckpt_status check(const ckpt_cuda_product *p, ckpt_err *err)
     return CKPT_OK;
 }
 
-/* By the library, unless it has no algorithm: then *done is false. */
-ckpt_status try_library(const ckpt_cuda *c, ckpt_cuda_product p, bool *done, ckpt_err *err)
+/* By the library, as asked or with the bias beforehand. *done is false when it has neither; p is then
+ * what is left to do. */
+ckpt_status try_library(const ckpt_cuda *c, ckpt_cuda_product *p, bool *done, ckpt_err *err)
 {
     ckpt_cuda_lt *lt = c->gemm->lt;
     bool able = false;
     *done = false;
-    if (p.a_type != p.b_type)
+    if (p->a_type != p->b_type)
         return CKPT_OK;
-    ckpt_status status = lt_plan(lt, &p, &able, err);
-    if (status == CKPT_OK && !able && p.bias) { /* the bias beforehand */
-        ckpt_cuda_product bare = p;
-        bare.bias = NULL;
-        bare.add = true;
-        status = lt_plan(lt, &bare, &able, err);
-        if (status == CKPT_OK && able) {
-            if (p.c_type == CKPT_CUDA_BF16)
-                LAUNCH(fill_bias<bf16>, p.m, THREADS, 0, stream_of(c->stream), p);
-            else
-                LAUNCH(fill_bias<float>, p.m, THREADS, 0, stream_of(c->stream), p);
-            status = launched("bias", err);
-            p = bare;
-        }
-    }
+    ckpt_status status = lt_plan(lt, p, &able, err);
+    if (status == CKPT_OK && able)
+        status = lt_run(lt, p, stream_of(c->stream), done, err);
+    if (status != CKPT_OK || *done || !p->bias)
+        return status;
+    ckpt_cuda_product bare = *p;
+    bare.bias = NULL;
+    bare.add = true;
+    status = lt_plan(lt, &bare, &able, err);
     if (status != CKPT_OK || !able)
         return status;
-    *done = true;
-    return lt_run(lt, &p, c->stream, err);
+    if (p->c_type == CKPT_CUDA_BF16)
+        LAUNCH(fill_bias<bf16>, p->m, THREADS, 0, stream_of(c->stream), *p);
+    else
+        LAUNCH(fill_bias<float>, p->m, THREADS, 0, stream_of(c->stream), *p);
+    status = launched("bias", err);
+    if (status != CKPT_OK)
+        return status;
+    *p = bare;
+    return lt_run(lt, p, stream_of(c->stream), done, err);
 }
 
 } // namespace
+
+#ifdef CKPT_CUDA_EMULATE
+void plain_loops(const ckpt_cuda_product *p)
+{
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t j = 0; j < p->n; j++) {
+            float sum = 0;
+            for (int64_t k = 0; k < p->k; k++)
+                sum += element(p->a, p->a_type, p->ta ? k * p->lda + i : i * p->lda + k) *
+                       element(p->b, p->b_type, p->tb ? j * p->ldb + k : k * p->ldb + j);
+            sum += p->bias ? p->bias[j] : 0.f;
+            const int64_t at = i * p->ldc + j;
+            put_element(p->c, p->c_type, at, sum + (p->add ? element(p->c, p->c_type, at) : 0.f));
+        }
+}
+#endif
+
 } // namespace kda
 
 using namespace kda;
@@ -287,20 +292,20 @@ ckpt_status ckpt_cuda_gemm_open(ckpt_cuda_gemm **to, ckpt_cuda_products kind, ck
     ckpt_status status = CKPT_OK;
     *to = NULL;
     if (kind != CKPT_CUDA_PRODUCTS_BEST && kind != CKPT_CUDA_PRODUCTS_OWN &&
-        kind != CKPT_CUDA_PRODUCTS_PLAIN)
+        kind != CKPT_CUDA_PRODUCTS_PLAIN && kind != CKPT_CUDA_PRODUCTS_RULES)
         return ckpt_fail(err, CKPT_E_USAGE, "products on CUDA: kind %d", (int)kind);
 #ifdef CKPT_CUDA_EMULATE
     if (kind == CKPT_CUDA_PRODUCTS_BEST)
         kind = CKPT_CUDA_PRODUCTS_PLAIN;
 #else
-    if (kind == CKPT_CUDA_PRODUCTS_PLAIN)
+    if (kind == CKPT_CUDA_PRODUCTS_PLAIN || kind == CKPT_CUDA_PRODUCTS_RULES)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "products on CUDA: loops are the emulator's");
 #endif
     ckpt_cuda_gemm *g = new (std::nothrow) ckpt_cuda_gemm();
     if (!g)
         return ckpt_fail(err, CKPT_E_NOMEM, "products on CUDA: no memory");
     g->kind = kind;
-    if (kind == CKPT_CUDA_PRODUCTS_BEST)
+    if (kind == CKPT_CUDA_PRODUCTS_BEST || kind == CKPT_CUDA_PRODUCTS_RULES)
         status = lt_open(&g->lt, g->name, sizeof g->name, err);
     if (!g->lt) {
         g->kind = kind == CKPT_CUDA_PRODUCTS_PLAIN ? kind : CKPT_CUDA_PRODUCTS_OWN;
@@ -336,12 +341,12 @@ ckpt_status ckpt_cuda_matmul(const ckpt_cuda *c, const ckpt_cuda_product *p, ckp
         return CKPT_OK;
     }
 #endif
-    if (c->gemm && c->gemm->lt && p->k > 0)
-        status = try_library(c, *p, &done, err);
-    if (status != CKPT_OK || done)
-        return status;
     group_args g = {};
     g.p = *p;
+    if (c->gemm && c->gemm->lt && p->k > 0)
+        status = try_library(c, &g.p, &done, err);
+    if (status != CKPT_OK || done)
+        return status;
     return start_own(c, g, p->m, err);
 }
 

@@ -5,7 +5,7 @@
  * Products of equal types run in cuBLASLt when the context has a ckpt_cuda_gemm that found it: the first
  * algorithm its heuristics name for a shape, kept for later calls, with a fixed workspace, and partial
  * sums of a split product in f32 in that workspace, in order. f32 products are f32 throughout, no TF32.
- * Other products, and all without cuBLASLt, run in kernels of gemm.cu with the same sums in f32.
+ * Other products, what the library has no algorithm for, and all without cuBLASLt, run in kernels of gemm.cu with the same sums in f32.
  *
  * Determinism: no atomics; equal calls on equal cards with one version of cuBLASLt give equal bits.
  * After the first call of a shape nothing is allocated, so later ones can be captured into a graph.
@@ -24,7 +24,8 @@ extern "C" {
 typedef enum ckpt_cuda_products {
     CKPT_CUDA_PRODUCTS_BEST, /* cuBLASLt if the library is there, else the kernels of gemm.cu */
     CKPT_CUDA_PRODUCTS_OWN,  /* those kernels */
-    CKPT_CUDA_PRODUCTS_PLAIN /* three loops on the CPU; the emulator's BEST, unsupported elsewhere */
+    CKPT_CUDA_PRODUCTS_PLAIN, /* three loops on the CPU; the emulator's BEST, unsupported elsewhere */
+    CKPT_CUDA_PRODUCTS_RULES /* the emulator's alone: BEST with those loops for the library */
 } ckpt_cuda_products;
 
 /* What products keep between calls: the library, its algorithms, its workspace on the device.

@@ -21,8 +21,14 @@ ckpt_status lt_open(ckpt_cuda_lt **lt, char *name, size_t size, ckpt_err *err);
 void lt_close(ckpt_cuda_lt *lt);
 /* Whether the library has an algorithm for p, its bias included. */
 ckpt_status lt_plan(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, bool *able, ckpt_err *err);
-/* After a plan of the same sizes, types and alignment that said so. */
-ckpt_status lt_run(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, void *stream, ckpt_err *err);
+/* After a plan of the same sizes, types and alignment that said so. *done is false when the library
+ * refused, before it wrote anything. */
+ckpt_status lt_run(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, device_stream stream, bool *done,
+                   ckpt_err *err);
+#ifdef CKPT_CUDA_EMULATE
+/* A product by three loops on the CPU, sums in f32. */
+void plain_loops(const ckpt_cuda_product *p);
+#endif
 
 } // namespace kda
 

@@ -5,21 +5,31 @@
  * operands are the stored arrays themselves, B first. Its bias then runs along C's columns, as ours.
  * An entry of the cache is one shape: descriptors and the first algorithm that the heuristics name with a
  * fixed workspace. Only reductions in f32 in the workspace are allowed, whose order is fixed.
- * Source: cuBLAS documentation, cublasLtMatmul and cublasLtMatmulAlgoGetHeuristic. */
+ * The bias of a bf16 C is bf16: the library answers CUBLAS_STATUS_INVALID_VALUE to an f32 one. It is
+ * rounded into the end of the workspace beforehand.
+ * Whatever the library does not name an algorithm for, or refuses before it starts, is left to others.
+ * Source: cuBLAS documentation, cublasLtMatmul (its table of types, column "Bias type") and
+ * cublasLtMatmulAlgoGetHeuristic. */
 #include "gemm_internal.cuh"
+
+#include <new>
+#include <stdio.h>
 
 #if !defined(CKPT_CUDA_EMULATE) && __has_include(<cublasLt.h>)
 
 #include <cublasLt.h>
 #include <dlfcn.h>
-#include <new>
-#include <stdio.h>
 #include <string.h>
+
+using kda::bf16;
+using kda::ceil_div;
+using kda::THREADS;
 
 namespace
 {
 
 constexpr size_t WORKSPACE = (size_t)64 << 20; /* bytes */
+constexpr int64_t BIAS = (int64_t)1 << 18;     /* elements of a bf16 bias at most, behind it */
 constexpr int SHAPES = 2048;                   /* kept at most */
 
 #define LT_FUNCTIONS(X)                                                                            \
@@ -93,6 +103,19 @@ struct ckpt_cuda_lt {
 namespace
 {
 
+KERNEL(THREADS, 1) round_bias(const float *bias, int64_t n, bf16 *out)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n)
+        out[i] = kda::cast<bf16>(bias[i]);
+}
+/* What the library reads of p's bias, on the device. */
+const void *bias_of(const ckpt_cuda_lt *lt, const ckpt_cuda_product *p)
+{
+    return p->c_type == CKPT_CUDA_BF16 ? (const char *)lt->workspace + WORKSPACE
+                                       : (const void *)p->bias;
+}
+
 void drop(ckpt_cuda_lt *lt, entry *e)
 {
     if (e->a)
@@ -126,7 +149,7 @@ cublasStatus_t describe(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, entry *e)
                                              sizeof second);
     if (s == CUBLAS_STATUS_SUCCESS && p->bias) {
         const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-        const cudaDataType_t type = CUDA_R_32F;
+        const cudaDataType_t type = data_type(p->c_type);
         s = f.cublasLtMatmulDescSetAttribute(e->what, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
                                              sizeof epilogue);
         if (s == CUBLAS_STATUS_SUCCESS)
@@ -148,7 +171,7 @@ cublasStatus_t describe(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, entry *e)
 }
 
 /* The heuristics' first algorithm; e->able tells whether there is one. */
-ckpt_status choose(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, entry *e, ckpt_err *err)
+void choose(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, entry *e)
 {
     const functions &f = lt->f;
     cublasLtMatmulHeuristicResult_t best;
@@ -162,24 +185,30 @@ ckpt_status choose(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, entry *e, ckpt_
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &e->key.c_align},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &e->key.c_align}
     };
+    if (p->bias && p->c_type == CKPT_CUDA_BF16 && p->n > BIAS)
+        return;
     cublasStatus_t s = describe(lt, p, e);
     for (const auto &a : aligned)
         if (s == CUBLAS_STATUS_SUCCESS)
             s = f.cublasLtMatmulPreferenceSetAttribute(lt->preference, a.which, a.bytes,
                                                        sizeof *a.bytes);
-    if (s == CUBLAS_STATUS_SUCCESS && p->bias)
-        s = f.cublasLtMatmulDescSetAttribute(e->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
-                                             sizeof p->bias);
-    if (s != CUBLAS_STATUS_SUCCESS)
-        return failed("describing a product", (int)s, err);
-    s = f.cublasLtMatmulAlgoGetHeuristic(lt->handle, e->what, e->a, e->b, e->c, e->c,
-                                         lt->preference, 1, &best, &found);
+    if (s == CUBLAS_STATUS_SUCCESS && p->bias) {
+        const void *bias = bias_of(lt, p);
+        s = f.cublasLtMatmulDescSetAttribute(e->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                             sizeof bias);
+    }
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = f.cublasLtMatmulAlgoGetHeuristic(lt->handle, e->what, e->a, e->b, e->c, e->c,
+                                             lt->preference, 1, &best, &found);
     e->able = s == CUBLAS_STATUS_SUCCESS && found > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     if (e->able)
         e->algo = best.algo;
-    else if (s != CUBLAS_STATUS_SUCCESS && s != CUBLAS_STATUS_NOT_SUPPORTED)
-        return failed("asking for an algorithm", (int)s, err);
-    return CKPT_OK;
+}
+/* Refused before anything ran, by a check of the library. */
+bool refused(cublasStatus_t s)
+{
+    return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE ||
+           s == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
 /* The entry of a product, moved to the front; NULL if it is not known. */
@@ -242,7 +271,7 @@ ckpt_status start(ckpt_cuda_lt *lt, ckpt_err *err)
                                                        &reductions, sizeof reductions);
     if (s != CUBLAS_STATUS_SUCCESS)
         return failed("starting", (int)s, err);
-    const cudaError_t e = cudaMalloc(&lt->workspace, WORKSPACE);
+    const cudaError_t e = cudaMalloc(&lt->workspace, WORKSPACE + (size_t)BIAS * sizeof(bf16));
     if (e != cudaSuccess)
         return ckpt_fail(err, CKPT_E_NOMEM, "cuBLASLt: workspace of %zu bytes: %s", WORKSPACE,
                          cudaGetErrorString(e));
@@ -300,11 +329,7 @@ ckpt_status kda::lt_plan(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, bool *abl
         if (!e)
             return ckpt_fail(err, CKPT_E_NOMEM, "cuBLASLt: no memory");
         e->key = key;
-        const ckpt_status status = choose(lt, p, e, err);
-        if (status != CKPT_OK) {
-            drop(lt, e);
-            return status;
-        }
+        choose(lt, p, e);
         e->next = lt->entries;
         lt->entries = e;
         lt->count++;
@@ -313,22 +338,70 @@ ckpt_status kda::lt_plan(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, bool *abl
     return CKPT_OK;
 }
 
-ckpt_status kda::lt_run(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, void *stream, ckpt_err *err)
+ckpt_status kda::lt_run(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, kda::device_stream stream,
+                        bool *done, ckpt_err *err)
 {
     const float one = 1, beta = p->add ? 1 : 0;
     entry *e = known(lt, shape_of(p));
-    cublasStatus_t s = e ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INTERNAL_ERROR;
-    if (e && p->bias)
-        s = lt->f.cublasLtMatmulDescSetAttribute(e->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                 &p->bias, sizeof p->bias);
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    *done = false;
+    if (!e || !e->able)
+        return CKPT_OK;
+    if (p->bias) {
+        const void *bias = bias_of(lt, p);
+        s = lt->f.cublasLtMatmulDescSetAttribute(e->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                                 sizeof bias);
+        if (bias != p->bias)
+            LAUNCH(round_bias, ceil_div(p->n, THREADS), THREADS, 0, stream, p->bias, p->n,
+                   (bf16 *)bias);
+        const ckpt_status status = kda::launched("bias", err);
+        if (status != CKPT_OK)
+            return status;
+    }
     if (s == CUBLAS_STATUS_SUCCESS)
         s = lt->f.cublasLtMatmul(lt->handle, e->what, &one, p->b, e->a, p->a, e->b, &beta, p->c,
-                                 e->c, p->c, e->c, &e->algo, lt->workspace, WORKSPACE,
-                                 (cudaStream_t)stream);
-    return s == CUBLAS_STATUS_SUCCESS ? CKPT_OK : failed("a product", (int)s, err);
+                                 e->c, p->c, e->c, &e->algo, lt->workspace, WORKSPACE, stream);
+    *done = s == CUBLAS_STATUS_SUCCESS;
+    if (refused(s))
+        e->able = false;
+    return *done || refused(s) ? CKPT_OK : failed("a product", (int)s, err);
 }
 
-#else /* emulated, or built without cuBLASLt's header */
+#elif defined(CKPT_CUDA_EMULATE)
+
+/* In the library's place, on the CPU: its rules as far as the choice in gemm.cu turns on them, so that
+ * every branch of it runs. Widths that are no multiples of 8 have no algorithm with a bias; odd ones
+ * have none; of 24 columns it refuses only when it should run. */
+struct ckpt_cuda_lt {
+    int unused;
+};
+ckpt_status kda::lt_open(ckpt_cuda_lt **lt, char *name, size_t size, ckpt_err *err)
+{
+    *lt = new (std::nothrow) ckpt_cuda_lt();
+    (void)snprintf(name, size, "rules of cuBLASLt");
+    return *lt ? CKPT_OK : ckpt_fail(err, CKPT_E_NOMEM, "cuBLASLt: no memory");
+}
+void kda::lt_close(ckpt_cuda_lt *lt)
+{
+    delete lt;
+}
+ckpt_status kda::lt_plan(ckpt_cuda_lt *, const ckpt_cuda_product *p, bool *able, ckpt_err *)
+{
+    const bool types = p->a_type == CKPT_CUDA_BF16 || p->c_type == CKPT_CUDA_F32;
+    *able = types && p->n % 2 == 0 && (!p->bias || p->n % 8 == 0);
+    return CKPT_OK;
+}
+ckpt_status kda::lt_run(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, kda::device_stream,
+                        bool *done, ckpt_err *err)
+{
+    const ckpt_status status = lt_plan(lt, p, done, err);
+    *done = *done && p->n != 24;
+    if (*done)
+        plain_loops(p);
+    return status;
+}
+
+#else /* built without cuBLASLt's header */
 
 struct ckpt_cuda_lt {
     int unused;
@@ -346,9 +419,11 @@ ckpt_status kda::lt_plan(ckpt_cuda_lt *, const ckpt_cuda_product *, bool *able, 
     *able = false;
     return CKPT_OK;
 }
-ckpt_status kda::lt_run(ckpt_cuda_lt *, const ckpt_cuda_product *, void *, ckpt_err *err)
+ckpt_status kda::lt_run(ckpt_cuda_lt *, const ckpt_cuda_product *, kda::device_stream, bool *done,
+                        ckpt_err *)
 {
-    return ckpt_fail(err, CKPT_E_UNSUPPORTED, "cuBLASLt is not in this build");
+    *done = false;
+    return CKPT_OK;
 }
 
 #endif
