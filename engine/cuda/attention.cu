@@ -28,10 +28,9 @@ bool has_groups(const ckpt_cuda *c)
            major == 9;
 #endif
 }
-/* BEST is WARP until GROUP has been seen right and faster on a card. */
-bool by_group(const ckpt_cuda *, const ckpt_cuda_attention *a)
+bool by_group(const ckpt_cuda *c, const ckpt_cuda_attention *a)
 {
-    return a->kind == CKPT_CUDA_ATTEND_GROUP;
+    return a->kind == CKPT_CUDA_ATTEND_GROUP || (a->kind == CKPT_CUDA_ATTEND_BEST && has_groups(c));
 }
 
 ckpt_status check(const ckpt_cuda *c, const ckpt_cuda_attention *a, const ckpt_cuda_seq *seq,

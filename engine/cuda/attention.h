@@ -28,8 +28,8 @@ typedef struct ckpt_cuda_part {
     int64_t seq, lo, n, row;
 } ckpt_cuda_part;
 
-/* Kernels to use: WARP, mma.sync, sm_80 and later, and all f32; GROUP, wgmma, bf16 on sm_90. BEST is the
- * faster of those the card has. */
+/* Kernels to use: WARP, mma.sync, sm_80 and later, and all f32; GROUP, wgmma, bf16 on sm_90. BEST is
+ * GROUP where the card has it: faster at every size measured (tests/gpu/ATTN_NOTES.md). */
 typedef enum ckpt_cuda_attend_kind {
     CKPT_CUDA_ATTEND_BEST,
     CKPT_CUDA_ATTEND_WARP,

@@ -3,13 +3,9 @@
 #define CKPT_CUDA_KDA_LAUNCH_CUH
 
 #include "kda_grad.cuh"
-#include "kda_grad16.cuh"
 #include "kda_prep.cuh"
 #include "kda_run.cuh"
 #include "kda_scan.cuh"
-
-#include <stdlib.h>
-#include <string.h>
 
 namespace kda
 {
@@ -30,13 +26,6 @@ ckpt_status launch(const char *name, K *kernel, int64_t grid, int threads, int b
                          name, bytes, limit);
     LAUNCH(kernel, grid, threads, (size_t)bytes, stream, p);
     return checked(name, err);
-}
-
-/* An older version, by name in the environment. */
-inline bool variant(const char *name)
-{
-    const char *s = getenv("CKPT_KDA");
-    return s && strstr(s, name);
 }
 
 template <class E, int D> struct runner {
@@ -70,20 +59,17 @@ template <class E, int D> struct runner {
         return launch(MODE == COMPOSE ? "compose" : "scan", kernel, all, F::TH, f > b ? f : b, with,
                       how.stream, err);
     }
-    /* Wide blocks read a chunk for more columns: better as soon as narrow ones do not all run at once. */
-    bool wide(int64_t narrow) const
+    /* Wide blocks read a chunk for more columns: better as soon as narrow ones do not all run at once, one a
+     * multiprocessor. Narrow blocks that go both ways share one, two by two. */
+    bool wide(int64_t narrow, scan_mode mode) const
     {
-        if (sizeof(E) == 4)
-            return false;
-        if (variant("narrow"))
-            return false;
-        return variant("wide") || narrow > how.units;
+        return sizeof(E) == 2 && narrow > (mode == KEEP ? 2 : 1) * (int64_t)how.units;
     }
     template <scan_mode MODE> ckpt_status scans(int columns, bool back, ckpt_err *err) const
     {
         const int64_t narrow = how.N * p.H * p.segs * ((columns + (back ? D : 0)) / VS);
         if constexpr (sizeof(E) == 2)
-            if (wide(narrow))
+            if (wide(narrow, MODE))
                 return serial<2, MODE>(columns, back, err);
         return serial<1, MODE>(columns, back, err);
     }
@@ -115,11 +101,6 @@ template <class E, int D> struct runner {
             status = scans<KEEP>(D, true, err);
         if (status != CKPT_OK || how.tiles == 0)
             return status;
-        if constexpr (sizeof(E) == 2)
-            if (how.safe && !variant("grads"))
-                return launch("grads", grads_by_columns<D>, how.tiles, grad16_memory<D>::THREADS,
-                              grad16_memory<D>::bytes + (p.kb ? grad16_memory<D>::kb_tile : 0), p,
-                              how.stream, err);
         auto *kernel = how.safe ? grads<E, D, true> : grads<E, D, false>;
         int limit = 0;
         status = room(kernel, 0, &limit, err);
