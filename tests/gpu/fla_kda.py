@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """FLA's chunk_kda on the same card: its errors on the inputs that `kda_gpu dump DIR` wrote, and its times.
 
-    fla_kda.py DIR...   needs torch with CUDA, triton and FLA's wheels (flash-linear-attention, fla-core)
+    fla_kda.py [--quick] DIR...   needs torch with CUDA, triton and FLA's wheels (flash-linear-attention, fla-core)
 
-FLA tunes each kernel over up to a hundred configurations; FLA_CONFIGS=n tries n of them (default 6)."""
+FLA tunes each kernel over up to a hundred configurations; FLA_CONFIGS=n tries n of them (default 6).
+--quick leaves the errors out and times [1,8192,32,128] and [1,1024,4,64], with 2 configurations a kernel
+unless FLA_CONFIGS says otherwise: an upper bound of what FLA tuned in full would take."""
 import os
 import sys
 
@@ -12,11 +14,12 @@ import torch
 import triton
 from triton.runtime import autotuner
 
+quick = "--quick" in sys.argv
 start = autotuner.Autotuner.__init__
 
 
 def fewer(self, fn, arg_names, configs, *rest, **named):
-    step = max(1, len(configs) // int(os.environ.get("FLA_CONFIGS", "6")))
+    step = max(1, len(configs) // int(os.environ.get("FLA_CONFIGS", "2" if quick else "6")))
     start(self, fn, arg_names, configs[::step], *rest, **named)
 
 
@@ -83,5 +86,7 @@ def times(t, h, d, gate):
 
 
 for directory in sys.argv[1:]:
-    errors(directory)
+    if not quick:
+        errors(directory)
 times(8192, 32, 128, "f32")
+times(1024, 4, 64, "f32")

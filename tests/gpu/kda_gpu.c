@@ -1,6 +1,8 @@
 /* The KDA kernels on a card.
  *
- *   kda_gpu check [small]     every case against the f64 recurrence, twice, the bits equal
+ *   kda_gpu check             every case against the f64 recurrence, twice, the bits equal
+ *   kda_gpu check small|tiny  fewer and shorter, run once without a reference, under a sanitizer: tiny is
+ *                             one case of each kernel, for racecheck
  *   kda_gpu time T H D [general] [f32]   medians of forward and backward, workspace
  *   kda_gpu dump DIR [weak]   inputs and f64 results of one case for another program (tests/gpu/fla_kda.py)
  */
@@ -113,6 +115,33 @@ static int check_rules(bool small, int *cases)
     return bad;
 }
 
+/* One of each kernel: both types and gates, a rule that delta.h spreads, segments. Two chunks and a part. */
+static int check_tiny(void)
+{
+    int bad = 0, cases = 0;
+    for (int i = 0; i < 6; i++) {
+        kda_case c = {
+            .D = 128, .H = 1, .g_low = -5, .N = 2, .cu = {0, 65, 70}
+        };
+        c.type = i % 2 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
+        c.safe = i / 2 != 1;
+        c.states = true;
+        if (i == 4) {
+            c.rule = CKPT_CUDA_RULE_GDN2;
+            c.type = CKPT_CUDA_BF16;
+            c.HV = 2;
+            c.delta = true;
+            c.gates = CKPT_CUDA_BF16;
+        } else if (i == 5) {
+            c.segments = 2;
+            c.cu[2] = 200;
+        }
+        bad += check(&c, false);
+        cases++;
+    }
+    printf("%d cases, %d problems\n", cases, bad);
+    return bad != 0;
+}
 static int check_all(bool small)
 {
     static const int64_t lengths[] = {1, 15, 63, 64, 65, 127, 129, 200, 1000};
@@ -246,8 +275,12 @@ static int dump(const char *dir, bool weak)
 
 int main(int argc, char **argv)
 {
-    if (argc >= 2 && strcmp(argv[1], "check") == 0)
-        return check_all(argc > 2);
+    if (argc == 2 && strcmp(argv[1], "check") == 0)
+        return check_all(false);
+    if (argc == 3 && strcmp(argv[1], "check") == 0 && strcmp(argv[2], "tiny") == 0)
+        return check_tiny();
+    if (argc == 3 && strcmp(argv[1], "check") == 0 && strcmp(argv[2], "small") == 0)
+        return check_all(true);
     if (argc >= 5 && strcmp(argv[1], "time") == 0) {
         bool general = false, f32 = false;
         for (int i = 5; i < argc; i++) {
@@ -259,6 +292,6 @@ int main(int argc, char **argv)
     if (argc >= 3 && strcmp(argv[1], "dump") == 0)
         return dump(argv[2], argc > 3);
     fprintf(stderr,
-            "usage: kda_gpu check [small] | time T H D [general] [f32] | dump DIR [weak]\n");
+            "usage: kda_gpu check [small | tiny] | time T H D [general] [f32] | dump DIR [weak]\n");
     return 2;
 }

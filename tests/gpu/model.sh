@@ -96,24 +96,44 @@ part_train() {
     fi
     awk -v a="$a" -v b="$b" 'BEGIN { r = (b - a) / a; exit !(r < 0.02 && r > -0.02) }'
 }
-# A block of Kimi-Linear's shape, KDA and its MLP, one step of one sequence of T tokens.
+# A block of Kimi-Linear's shape, KDA and its MLP, steps of one sequence of T tokens, between an embedding and
+# a head of 256 columns: time, TFLOP/s and MFU of the metrics (FLOPs formula of inspect --flops, median of the
+# steps after the third). A step is forward, backward, norm and AdamW; AdamW's share is in OPS_NOTES.md.
+# HIDDEN, HEADS, HEAD, FFN and T give a smaller one. Beside it PyTorch and FLA, where WHEELS has FLA.
 part_block() {
-    local T=${T:-8192}
-    cat >block.json <<'J'
-{"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_size": 2304,
- "num_hidden_layers": 1, "vocab_size": 256, "intermediate_size": 9216, "num_attention_heads": 32,
- "num_key_value_heads": 32, "kv_lora_rank": 512, "q_lora_rank": null, "qk_nope_head_dim": 128,
+    local T=${T:-8192} HIDDEN=${HIDDEN:-2304} HEADS=${HEADS:-32} HEAD=${HEAD:-128} FFN=${FFN:-9216}
+    cat >block.json <<J
+{"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_size": $HIDDEN,
+ "num_hidden_layers": 1, "vocab_size": 256, "intermediate_size": $FFN, "num_attention_heads": $HEADS,
+ "num_key_value_heads": $HEADS, "kv_lora_rank": 512, "q_lora_rank": null, "qk_nope_head_dim": 128,
  "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": true, "rms_norm_eps": 1e-5, "hidden_act": "silu",
- "first_k_dense_replace": 1, "tie_word_embeddings": false, "num_experts": 0, "rope_theta": 10000.0,
- "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "head_dim": 128, "num_heads": 32,
+ "first_k_dense_replace": 1, "tie_word_embeddings": false, "num_experts": 8, "num_experts_per_token": 2,
+ "moe_intermediate_size": 1024, "num_shared_experts": 1, "moe_renormalize": true, "num_expert_group": 1,
+ "topk_group": 1, "routed_scaling_factor": 2.446, "rope_theta": 10000.0, "initializer_range": 0.02,
+ "model_max_length": $T,
+ "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "head_dim": $HEAD, "num_heads": $HEADS,
  "short_conv_kernel_size": 4}}
 J
     head -c $((64 * T)) /dev/urandom >bytes.bin
-    "$ckpt" train --init block.json --device cuda --dtype bf16 --steps 12 --data bytes.bin --data-type bytes \
-        --seq-len "$T" --batch 1 --metrics block.jsonl --peak-tflops "${PEAK:-989}" >block.txt 2>&1 ||
-        { tail -5 block.txt; return 1; }
-    tail -2 block.jsonl
-    tail -3 block.txt
+    "$ckpt" train --init block.json --device cuda --dtype bf16 --steps "${STEPS:-20}" --data bytes.bin \
+        --data-type bytes --seq-len "$T" --batch 1 --metrics block.jsonl --peak-tflops "${PEAK:-989}" \
+        >block.txt 2>&1 || { tail -5 block.txt; return 1; }
+    python3 - block.jsonl <<'P' || return 1
+import json, statistics, sys
+steps = [s for s in map(json.loads, open(sys.argv[1])) if "tflops" in s][3:]
+middle = {k: statistics.median(s[k] for s in steps) for k in ("seconds", "tflops", "utilisation")}
+print("ckpt block, a step with AdamW: %.3f ms, %.1f TFLOP/s, MFU %.2f %%, %.3f TFLOP a step, loss %.4f"
+      % (middle["seconds"] * 1e3, middle["tflops"], middle["utilisation"] * 100,
+         middle["seconds"] * middle["tflops"], steps[-1]["loss"]))
+P
+    if [ "$(python3 -c 'import torch; print(torch.cuda.is_available())' 2>/dev/null)" != True ]; then
+        echo "SKIP no torch with CUDA"
+        return 0
+    fi
+    if [ -n "${WHEELS:-}" ]; then
+        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target site "$WHEELS"/*.whl
+    fi
+    PYTHONPATH=$PWD/site timeout "${FLA_SECONDS:-100}" python3 "$here/fla_block.py" "$T" "$HIDDEN" "$HEADS" "$HEAD" "$FFN"
 }
 
 for part in "${parts[@]}"; do

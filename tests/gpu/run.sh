@@ -5,32 +5,27 @@
 #   tests/gpu/run.sh build/ops_gpu ops     the pointwise and row operations, of `make ops_gpu`
 #   tests/gpu/run.sh build/attn_gpu attn kernels torch   products and attention, of `make attn_gpu`
 #
-# Parts: parity memcheck racecheck initcheck times variants profile fla; all by default. FLA's wheels are looked
-# for in the directory $WHEELS. Exit 1 when a part failed; a part that cannot run says so.
+# Parts: parity memcheck racecheck initcheck times profile fla; all by default; fla_quick instead of fla: times
+# alone, within a minute. FLA's wheels are looked for in the directory $WHEELS. Exit 1 when a part failed; a
+# part that cannot run says so.
 set -uo pipefail
 program=$(readlink -f "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 shift
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(parity memcheck racecheck initcheck times variants profile fla)
+[ ${#parts[@]} -gt 0 ] || parts=(parity memcheck racecheck initcheck times profile fla)
 failed=()
 
 sanitizer() {
-    compute-sanitizer --tool "$1" --error-exitcode 1 --print-limit 5 "$program" check small |
+    local set=small
+    [ "$1" != racecheck ] || set=tiny # a hundred times slower
+    compute-sanitizer --tool "$1" --error-exitcode 1 --print-limit 5 "$program" check $set |
         grep -vE '^(f32|bf16)' | tail -n 25
 }
 times() {
     "$program" time 8192 32 128 && "$program" time 8192 32 128 general &&
         "$program" time 1024 4 64 && "$program" time 8192 8 128 && "$program" time 65536 4 128 &&
         "$program" time 2048 4 128 f32
-}
-# Older kernels beside the chosen ones (CKPT_KDA names them).
-variants() {
-    local v
-    for v in none narrow wide grads; do
-        echo "CKPT_KDA=$v"
-        CKPT_KDA=$v "$program" time 8192 32 128 && CKPT_KDA=$v "$program" time 8192 8 128 || return 1
-    done
 }
 profile() {
     ncu --clock-control none --launch-skip 118 --launch-count 5 --metrics \
@@ -68,17 +63,24 @@ attn() {
     done
     return $bad
 }
+wheels() {
+    [ -n "${WHEELS:-}" ] || return 0
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+        --target "$1" "$WHEELS"/*.whl
+    export PYTHONPATH=$1
+}
 fla() {
     local dir
     dir=$(mktemp -d)
     mkdir "$dir/plain" "$dir/weak"
     "$program" dump "$dir/plain" && "$program" dump "$dir/weak" weak || return 1
-    if [ -n "${WHEELS:-}" ]; then
-        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-            --target "$dir/site" "$WHEELS"/*.whl
-        export PYTHONPATH=$dir/site
-    fi
+    wheels "$dir/site"
     python3 "$here/fla_kda.py" "$dir/plain" "$dir/weak"
+}
+# Times alone, of two shapes.
+fla_quick() {
+    wheels "$(mktemp -d)"
+    python3 "$here/fla_kda.py" --quick
 }
 
 for part in "${parts[@]}"; do
@@ -90,7 +92,6 @@ for part in "${parts[@]}"; do
         if command -v compute-sanitizer >/dev/null; then sanitizer "$part"; else echo "SKIP no compute-sanitizer"; fi
         ;;
     times) times ;;
-    variants) variants ;;
     profile) if command -v ncu >/dev/null; then profile; else echo "SKIP no ncu"; fi ;;
     ops)
         "$program" check && "$program" time &&
@@ -102,6 +103,7 @@ for part in "${parts[@]}"; do
     kernels) if command -v ncu >/dev/null; then kernels; else echo "SKIP no ncu"; fi ;;
     torch) if python3 -c 'import torch' 2>/dev/null; then python3 "$here/torch_ops.py"; else echo "SKIP no torch"; fi ;;
     fla) if python3 -c 'import torch, triton' 2>/dev/null; then fla; else echo "SKIP no torch"; fi ;;
+    fla_quick) if python3 -c 'import torch, triton' 2>/dev/null; then fla_quick; else echo "SKIP no torch"; fi ;;
     *)
         echo "unknown part $part"
         false
