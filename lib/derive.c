@@ -1,5 +1,6 @@
 #include "derive.h"
 #include "checked.h"
+#include "derive_packed.h"
 #include "factor.h"
 #include "gather.h"
 
@@ -111,18 +112,16 @@ static ckpt_status check_blocks(const ckpt_tensor *w, const ckpt_tensor *s, ckpt
     return CKPT_OK;
 }
 
-/* A stored tensor as it is. */
-static ckpt_status gather_stored(const ckpt_source *src, uint32_t tensor, ckpt_arena *arena,
-                                 ckpt_gather *out, ckpt_err *err)
+ckpt_status ckpt_gather_stored(const ckpt_source *src, const ckpt_tensor *t, ckpt_arena *arena,
+                               ckpt_gather *out, ckpt_err *err)
 {
-    const ckpt_tensor *t = &src->tensors[tensor];
     ckpt_axis axis[CKPT_MAX_RANK];
     ckpt_canon c = {
         .name = t->name,
         .dims = t->dims,
         .rank = t->rank,
         .dtype = t->dtype,
-        .stored = tensor,
+        .stored = (uint32_t)(t - src->tensors),
         .map = {axis, t->rank}
     };
     int64_t numel;
@@ -153,8 +152,8 @@ ckpt_status ckpt_derive_blocks(const ckpt_source *src, uint32_t weight, uint32_t
                               .n_chunks = 1,
                               .dtype = CKPT_BF16,
                               .rank = 2};
-    CKPT_CHECK(gather_stored(src, scale, arena, &d->a, err));
-    CKPT_CHECK(gather_stored(src, weight, arena, &d->b, err));
+    CKPT_CHECK(ckpt_gather_stored(src, &src->tensors[scale], arena, &d->a, err));
+    CKPT_CHECK(ckpt_gather_stored(src, w, arena, &d->b, err));
     *out = d;
 done:
     return status;
@@ -251,6 +250,9 @@ ckpt_status ckpt_derived_read(ckpt_source *src, const ckpt_derived *d, void *buf
         return read_fold(src, d, buf, n, offset, err);
     case CKPT_DERIVE_BLOCKS:
         return read_blocks(src, d, buf, n, offset, err);
+    case CKPT_DERIVE_NVFP4:
+    case CKPT_DERIVE_MXFP8:
+        return ckpt_packed_read(src, d, buf, n, offset, err);
     case CKPT_DERIVE_FACTOR:
         return ckpt_factor_read(d, buf, n, offset, err);
     }

@@ -84,6 +84,7 @@ static void put_derived(ckpt_sha256 *sha, const ckpt_derived *d, int depth)
     if (d->kind != CKPT_DERIVE_FACTOR) {
         put_gather(sha, &d->a, depth);
         put_gather(sha, &d->b, depth);
+        put_gather(sha, &d->g, depth);
         return;
     }
     put_u64(sha, d == &d->factor->a);
@@ -141,7 +142,7 @@ static ckpt_status put_objects(ckpt_sha256 *sha, const ckpt_out *out)
 static ckpt_status put_source(ckpt_sha256 *sha, const ckpt_source *src, ckpt_err *err)
 {
     put_u64(sha, src->n_files);
-    for (size_t i = 0; i < src->n_files; i++) {
+    for (size_t i = 0; i < ckpt_source_n_real(src); i++) {
         const ckpt_file *f = &src->files[i];
         struct stat st;
         if ((f->fd >= 0 ? fstat(f->fd, &st) : stat(f->path, &st)) != 0)

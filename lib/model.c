@@ -1,5 +1,6 @@
 /* Binding a source to a layout: canonical tensors from matched rows, sizes from shapes. */
 #include "checked.h"
+#include "derive.h"
 #include "gather.h"
 #include "model_internal.h"
 
@@ -42,7 +43,8 @@ ckpt_status ckpt_bind_whole(ckpt_binder *b, uint32_t tensor, const char *name, c
         .stored = tensor,
         .map = {axis, t->rank},
         .block = -1,
-        .extra = true
+        .extra = true,
+        .derived = ckpt_packed_find(b->m->src, t->name)
     };
     int64_t numel;
     if (!ckpt_numel(t->rank, t->dims, &numel) || !ckpt_dtype_bytes(t->dtype, numel, &c.bytes))
@@ -446,6 +448,12 @@ ckpt_status ckpt_model_bind(ckpt_model *model, ckpt_source *src, const ckpt_mode
     *model = (ckpt_model){.src = src};
     ckpt_binder b = {.m = model, .opts = opts != NULL ? opts : &defaults};
     ckpt_mesh_from_args(model);
+    if (src->config_kind == CKPT_CONFIG_HF) /* before names and shapes are looked at */
+        status = ckpt_derive_packed(src, err);
+    if (status == CKPT_E_FORMAT && b.opts->lenient)
+        status =
+            ckpt_bind_note(&b, err, "%s", err != NULL ? err->text : "packed weights do not fit");
+    CKPT_CHECK(status);
     CKPT_CHECK(ckpt_bind_find_states(&b, err));
     CKPT_CHECK(ckpt_bind_detect(&b, err));
     if (b.layout != NULL) {

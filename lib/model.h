@@ -49,8 +49,9 @@ typedef struct ckpt_model {
     size_t n_copies;
     size_t n_fp8; /* weights in F8 blocks that are dequantised while they are read (fp8_raw: not) */
     bool fp8_raw;
-    int n_blocks; /* those of multi-token prediction included */
-    int n_main;   /* those before them */
+    size_t n_packed; /* weights in NVFP4 or MXFP8, dequantised while they are read */
+    int n_blocks;    /* those of multi-token prediction included */
+    int n_main;      /* those before them */
     const char
         *tags; /* comma-separated choices seen in the source ("mlp_norms=separate,kda=fused") */
     ckpt_mesh mesh;       /* as recognised from args and chunk grids; informational */

@@ -2,7 +2,7 @@
  * 128 x 128 blocks in X.weight_scale_inv (conversion-maps.md section 9). A pair is one canonical
  * tensor in BF16 that is computed while it is read; asked for as stored (fp8_raw), the weight keeps
  * its type and the scale is carried under its own name. An F8_E4M3 weight without a scale, or the
- * reverse, is half a checkpoint. */
+ * reverse, is half a checkpoint. NVFP4 and MXFP8 weights (derive.h) are always dequantised. */
 #include "checked.h"
 #include "derive.h"
 #include "model_internal.h"
@@ -49,6 +49,25 @@ static ckpt_status pair_scale(ckpt_binder *b, uint32_t scale, size_t len, ckpt_e
     return CKPT_OK;
 }
 
+/* Scales of packed weights (derive.h) belong to them. */
+static ckpt_status bind_packed(ckpt_binder *b, ckpt_err *err)
+{
+    ckpt_model *m = b->m;
+    for (size_t i = 0; i < m->src->n_packed; i++) {
+        const ckpt_derived *d = m->src->packed[i];
+        int64_t weight = ckpt_source_find(m->src, d->tensor.name);
+        int64_t scale = ckpt_source_find(m->src, d->scale);
+        int64_t scale2 = d->scale2 != NULL ? ckpt_source_find(m->src, d->scale2) : scale;
+        if (weight < 0 || scale < 0 || scale2 < 0)
+            return ckpt_fail(err, CKPT_E_INTERNAL, "packed tensor '%s' is gone", d->tensor.name);
+        if (!b->matched[weight])
+            continue;
+        b->matched[scale] = b->matched[scale2] = true;
+        m->n_packed++;
+    }
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_bind_scales(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_model *m = b->m;
@@ -76,6 +95,7 @@ ckpt_status ckpt_bind_scales(ckpt_binder *b, ckpt_err *err)
                            t->name, t->name);
         CKPT_CHECK(refuse(b, status, err));
     }
+    CKPT_CHECK(bind_packed(b, err)); /* NVFP4's scales are F8 that nothing scales */
 done:
     return status;
 }
@@ -122,6 +142,10 @@ ckpt_status ckpt_bind_dequantised(ckpt_binder *b, ckpt_err *err)
 {
     ckpt_model *m = b->m;
     ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < m->n_tensors; i++)
+        if (m->src->n_packed > 0 && m->tensors[i].derived == NULL)
+            m->tensors[i].derived =
+                ckpt_packed_find(m->src, m->src->tensors[m->tensors[i].stored].name);
     if (m->n_fp8 == 0)
         return CKPT_OK;
     ckpt_derived **made = calloc(m->src->n_tensors, sizeof *made);

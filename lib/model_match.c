@@ -1,5 +1,6 @@
 /* Matching: which rows each stored tensor can be, what kind every block is, what no row explains. */
 #include "checked.h"
+#include "derive.h"
 #include "model_internal.h"
 
 #include <stdio.h>
@@ -122,6 +123,9 @@ ckpt_status ckpt_bind_detect(ckpt_binder *b, ckpt_err *err)
     const ckpt_layout *best = NULL, *rival = NULL;
     size_t best_hits = 0;
     int best_claim = -1;
+    size_t scales = 0; /* of packed weights: no row is for them */
+    for (size_t i = 0; i < src->n_packed; i++)
+        scales += src->packed[i]->scale2 != NULL ? 2 : 1;
     if (b->opts->layout != NULL) {
         b->layout = b->opts->layout;
         return CKPT_OK;
@@ -139,7 +143,7 @@ ckpt_status ckpt_bind_detect(ckpt_binder *b, ckpt_err *err)
         ckpt_status status = count_matches(b, layout, &hits, err);
         if (status != CKPT_OK)
             return status;
-        if (hits == 0 || hits * 2 < src->n_tensors - b->n_states)
+        if (hits == 0 || hits * 2 < src->n_tensors - b->n_states - scales)
             continue;
         if (claim > best_claim || (claim == best_claim && hits > best_hits)) {
             best = layout;

@@ -469,7 +469,7 @@ static ckpt_status settle_config(ckpt_planner *p, ckpt_err *err)
         plan->out.config_kind = src->config_kind;
         if (src->config != NULL && plan->config == NULL)
             return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-        if (p->model->n_fp8 > 0 && !p->model->fp8_raw)
+        if ((p->model->n_fp8 > 0 && !p->model->fp8_raw) || p->model->n_packed > 0)
             ckpt_json_delete(plan->config, "quantization_config");
     } else if (p->layout->config_write != NULL) {
         const ckpt_json *foreign = p->same_layout ? src->config : p->opts->foreign_config;
@@ -692,6 +692,11 @@ ckpt_status ckpt_plan_convert(ckpt_plan *plan, ckpt_model *model, const ckpt_con
                         "%zu F8_E4M3 tensors become BF16: product with their scales rounded once; "
                         "the way back is not exact and is not offered",
                         model->n_fp8));
+    if (model->n_packed > 0)
+        CKPT_CHECK(
+            WARN(&p, err,
+                 "%zu NVFP4 or MXFP8 tensors become BF16: product with their scales rounded once",
+                 model->n_packed));
     CKPT_CHECK(approach(&p, err));
     CKPT_CHECK(settle_config(&p, err));
     CKPT_CHECK(settle_vocab(&p, err));

@@ -140,7 +140,7 @@ static ckpt_status describe(ckpt_snapshot *s, const ckpt_model *base, ckpt_err *
         (from->config != NULL && s->src.config == NULL) ||
         (from->metadata != NULL && s->src.metadata == NULL))
         return no_memory(err);
-    if (base->n_fp8 > 0) /* they are blocks of bytes no more */
+    if (base->n_fp8 > 0 || base->n_packed > 0) /* they are blocks of bytes no more */
         ckpt_json_delete(s->src.config, "quantization_config");
     return CKPT_OK;
 }

@@ -99,7 +99,10 @@ typedef struct ckpt_source {
     /* The last n_virtual of files are none: read_at makes their bytes (decoded chunks of a file in
      * front of them, whose name they bear). */
     size_t n_virtual;
-    uint64_t cache_bytes; /* room for what read_at decodes; 0: the container's choice */
+    uint64_t cache_bytes;         /* room for what read_at decodes; 0: the container's choice */
+    struct ckpt_derived **packed; /* weights in 4 or 8 bits that were found (derive.h), by name */
+    size_t n_packed;
+    bool unpacked;        /* they were looked for */
     const char *manifest; /* text of a manifest that the container holds itself, or NULL */
     size_t manifest_len;
     /* Reads n bytes at offset of files[file]. NULL means pread on files[file].fd. */

@@ -104,8 +104,9 @@ static ckpt_status cover_gather(files_job *f, const ckpt_gather *g, ckpt_err *er
         if (copy->derived == NULL)
             status = ckpt_copy_src_runs(copy, bits % 8 == 0 ? bits / 8 : 1, add_span,
                                         &f->covered[copy->file], err);
-        else if ((status = cover_gather(f, &copy->derived->a, err)) == CKPT_OK)
-            status = cover_gather(f, &copy->derived->b, err);
+        else if ((status = cover_gather(f, &copy->derived->a, err)) == CKPT_OK &&
+                 (status = cover_gather(f, &copy->derived->b, err)) == CKPT_OK)
+            status = cover_gather(f, &copy->derived->g, err);
         if (status != CKPT_OK)
             return status;
     }

@@ -4,6 +4,7 @@
 #include "quant_policy.h"
 #include "sidecar.h"
 #include "usermap.h"
+#include "wquant.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@ static const char *const to_names[] = {NULL,   "safetensors", "torch_dist",     
                                        "hdf5", "mp_rank",     "rank_safetensors"};
 enum { LAYOUT_KEEP, LAYOUT_HF, LAYOUT_MEGATRON, LAYOUT_FLA };
 static const char *const group_names[] = {NULL, "hf", "megatron", "fla"};
+enum { DTYPE_KEEP, DTYPE_QUANTISED = 4 }; /* choices from there on: ckpt_wquant_kind 1, … */
 enum { OPTIMIZER_KEEP, OPTIMIZER_DROP };
 #define UNDECODED " tensor is not decoded" /* how containers warn of one */
 
@@ -45,8 +47,9 @@ static const ckpt_opt rows[] = {
      "rank of KDA's output gate, by SVD; none folds it (both: --approximate)",                                                                                                  0, 0    },
     {"norms",                 CKPT_OPT_CHOICE, AT(norms),                 "keep|fused|separate",
      "Megatron: norms fused into the following linear layer or separate",                                                                                                       0, 0    },
-    {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "keep|bf16|f16|f32",
-     "cast floating tensors, except those that training keeps in f32",                                                                                                          0, 0    },
+    {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "keep|bf16|f16|f32|fp8-block128|nvfp4|mxfp8",
+     "cast floating tensors, except those that training keeps in f32; or quantise projections",                                                                                 0,
+     0                                                                                                                                                                                  },
     {"dtype-force",           CKPT_OPT_FLAG,   AT(dtype_force),           NULL,                                                   "cast those as well",                         0, 0    },
     {"max-shard-size",        CKPT_OPT_SIZE,   AT(max_shard),             "SIZE",                                                 "largest weight file (default 5GB)",          0,
      0                                                                                                                                                                                  },
@@ -91,6 +94,8 @@ typedef struct conversion {
     const ckpt_layout *layout;       /* of the target; NULL: none known */
     ckpt_convert_opts plan_opts;
     ckpt_plan plan;
+    ckpt_plan base; /* the plan behind that, where weights are quantised */
+    ckpt_wquant quant;
     ckpt_buf common;      /* rewritten Megatron common state */
     ckpt_objects objects; /* without a place in the target */
     ckpt_sidecars sidecars;
@@ -279,8 +284,9 @@ static void choose_values(conversion *c)
     p->n_exclude = o->exclude.n;
     p->rename = o->rename.items;
     p->n_rename = o->rename.n;
-    p->cast = o->dtype > 0 ? CKPT_CAST_TO : CKPT_CAST_KEEP;
-    p->dtype = dtypes[o->dtype];
+    bool cast = o->dtype > DTYPE_KEEP && o->dtype < DTYPE_QUANTISED;
+    p->cast = cast ? CKPT_CAST_TO : CKPT_CAST_KEEP;
+    p->dtype = dtypes[cast ? o->dtype : DTYPE_KEEP];
     p->dtype_force = o->dtype_force;
     p->allow_unknown = o->allow_unknown;
     p->allow_unknown_objects = o->allow_unknown_objects;
@@ -320,7 +326,7 @@ static ckpt_status check_effects(const conversion *c, ckpt_err *err)
                                       .etp = o->etp,
                                       .cp = o->cp,
                                       .single_file = c->plan_opts.single_file,
-                                      .casts = o->dtype > 0,
+                                      .casts = o->dtype > DTYPE_KEEP && o->dtype < DTYPE_QUANTISED,
                                       .dry_run = o->dry_run};
     return ckpt_convert_effects(c->tool, &facts, err);
 }
@@ -338,7 +344,15 @@ static ckpt_status make_plan(conversion *c, ckpt_err *err)
     c->plan_opts.before_layout = before_layout;
     c->plan_opts.self = c;
     CKPT_CHECK(check_effects(c, err));
-    status = ckpt_plan_convert(&c->plan, &c->model, &c->plan_opts, err);
+    if (c->o->dtype < DTYPE_QUANTISED) {
+        status = ckpt_plan_convert(&c->plan, &c->model, &c->plan_opts, err);
+    } else {
+        status = ckpt_plan_convert(&c->base, &c->model, &c->plan_opts, err);
+        if (status == CKPT_OK)
+            status =
+                ckpt_wquant_open(&c->quant, (ckpt_wquant_kind)(c->o->dtype - DTYPE_QUANTISED + 1),
+                                 &c->base, &c->plan_opts, &c->plan, err);
+    }
     if (status != CKPT_OK)
         ckpt_tool_frame(err, c->src_path);
 done:
@@ -532,7 +546,10 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
     opts.journal = c->journal.active ? &c->journal : NULL;
     status =
-        ckpt_stream_convert(&c->plan, c->commit.temp_path, &opts, &c->tool->arena, &c->result, err);
+        c->quant.kind != CKPT_WQUANT_NONE ? ckpt_wquant_measure(&c->quant, &opts, err) : CKPT_OK;
+    if (status == CKPT_OK)
+        status = ckpt_stream_convert(&c->plan, c->commit.temp_path, &opts, &c->tool->arena,
+                                     &c->result, err);
     ckpt_bar_stop(&bar);
     if (status != CKPT_OK)
         goto done;
@@ -607,6 +624,8 @@ static void print_summary(conversion *c)
     counts n = count(c);
     printf("%zu mapped, %zu carried, %zu reset, %zu dropped; %zu of optimizer state\n", n.mapped,
            n.carried, n.reset, n.dropped, c->plan.n_states);
+    if (c->quant.kind != CKPT_WQUANT_NONE)
+        ckpt_convert_quantised(c->tool, &c->quant);
 }
 
 static void write_json(conversion *c)
@@ -644,6 +663,8 @@ static void write_json(conversion *c)
     else
         ckpt_jw_string(w, "source_root", NULL);
     ckpt_jw_hex(w, "root", c->result.root);
+    if (c->quant.kind != CKPT_WQUANT_NONE)
+        ckpt_convert_quantised_json(w, &c->quant);
     ckpt_jw_u64(w, "bytes", c->result.bytes);
     ckpt_jw_real(w, "seconds", c->seconds);
     getrusage(RUSAGE_SELF, &usage);
@@ -705,6 +726,8 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     ckpt_sidecars_release(&c.sidecars);
     ckpt_objects_release(&c.objects);
     ckpt_plan_release(&c.plan);
+    ckpt_wquant_release(&c.quant);
+    ckpt_plan_release(&c.base);
     ckpt_buf_release(&c.common);
     ckpt_model_release(&c.model);
     ckpt_manifest_release(&c.old);

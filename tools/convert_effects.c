@@ -49,7 +49,7 @@ static const char *norms(const void *context)
 static const char *dtype_force(const void *context)
 {
     const ckpt_convert_facts *f = context;
-    return f->casts ? NULL : "nothing is cast without --dtype";
+    return f->casts ? NULL : "nothing is cast without --dtype bf16, f16 or f32";
 }
 
 static const char *ep(const void *context)

@@ -24,7 +24,9 @@
 /* Constants of every dialect: no other activation, and no quantisation but 128 x 128 blocks. */
 #define CKPT_HF_CONSTANTS                                                                          \
     {"hidden_act", "[\"silu\", \"swish\"]", NULL, true, "no other activation is known"},           \
-        {"quantization_config.quant_method", "[\"fp8\"]", NULL, false,                             \
+        {"quantization_config.quant_method", "[\"fp8\", \"modelopt\"]", NULL, false,               \
+         "no other quantisation is known"},                                                        \
+        {"quantization_config.quant_algo", "[\"NVFP4\", \"W4A16_NVFP4\", \"MXFP8\"]", NULL, false, \
          "no other quantisation is known"},                                                        \
         {"quantization_config.fmt", "[\"e4m3\"]", NULL, false, "no other quantisation is known"},  \
     {                                                                                              \

@@ -82,6 +82,11 @@ hf_through_megatron() {
     py st_equal.py "$work/hf2" "$hf" "$dense"
     py hf_logits.py "$work/hf2" "$hf.reference.safetensors"
 }
+quantised() {
+    mkdir "$work/quantised"
+    "$python" tests/peers/wquant.py "$ckpt" fixtures/hf/deepseek_v3_tiny "$work/quantised"
+}
+t quantised_weights_are_those_of_torch_and_transformers quantised
 t hf_same_layout_loads_in_transformers hf_same_layout
 t hf_through_megatron_tp2_tp4_loads_in_transformers hf_through_megatron
 

@@ -1,0 +1,278 @@
+/* See wquant.h. This file has the numbers and the source in memory; wquant_plan.c what is built on them. */
+#include "wquant.h"
+
+#include "checked.h"
+#include "job.h"
+#include "qdq.h"
+#include "wquant_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define UNIT_VALUES                                                                                \
+    65536 /* values of whole rows that are quantised at once, where a row allows it */
+
+/* A group of rows: as read, as dequantised, its codes and scales. */
+typedef struct unit {
+    int64_t first, rows; /* of the matrix */
+    float *x, *y;
+    uint8_t *codes;  /* one a byte */
+    uint8_t *scales; /* as they are stored, of these rows */
+    uint8_t *cast;
+    ckpt_scratch scratch;
+} unit;
+
+static int64_t blocks(int64_t extent, int64_t block)
+{
+    return extent / block + (extent % block != 0);
+}
+
+/* Rows quantised together: those that share scales, else as many as make a fair read. */
+static int64_t unit_rows(const ckpt_wquant *q, const ckpt_wquant_tensor *t)
+{
+    if (q->kind == CKPT_WQUANT_FP8_BLOCK)
+        return CKPT_FP8_BLOCK;
+    return ckpt_max_i64(1, UNIT_VALUES / ckpt_max_i64(t->cols, 1));
+}
+
+/* Bytes of the scales of one unit's row of blocks. */
+static int64_t scale_row(const ckpt_wquant *q, const ckpt_wquant_tensor *t)
+{
+    switch (q->kind) {
+    case CKPT_WQUANT_FP8_BLOCK:
+        return blocks(t->cols, CKPT_FP8_BLOCK) * (int64_t)sizeof(float);
+    case CKPT_WQUANT_NVFP4:
+        return t->cols / CKPT_NVFP4_BLOCK;
+    case CKPT_WQUANT_MXFP8:
+        return t->cols / CKPT_MXFP8_BLOCK;
+    case CKPT_WQUANT_NONE:
+        break;
+    }
+    return 0;
+}
+
+static void unit_close(unit *u)
+{
+    free(u->x);
+    free(u->y);
+    free(u->codes);
+    free(u->scales);
+    free(u->scratch.buf);
+    *u = (unit){0};
+}
+
+static ckpt_status unit_open(const ckpt_wquant *q, const ckpt_wquant_tensor *t, unit *u,
+                             ckpt_err *err)
+{
+    size_t rows = (size_t)ckpt_min_i64(unit_rows(q, t), t->rows), n = rows * (size_t)t->cols;
+    size_t scales = q->kind == CKPT_WQUANT_FP8_BLOCK ? 1 : rows;
+    *u = (unit){.scratch = {.cap = 64 * 1024}};
+    u->x = malloc(n * sizeof(float) + 1);
+    u->y = malloc(n * sizeof(float) + 1);
+    u->codes = malloc(n + 1);
+    u->scales = malloc(scales * (size_t)scale_row(q, t) + 1);
+    u->scratch.buf = malloc(u->scratch.cap);
+    if (u->x != NULL && u->y != NULL && u->codes != NULL && u->scales != NULL &&
+        u->scratch.buf != NULL)
+        return CKPT_OK;
+    unit_close(u);
+    return ckpt_fail(err, CKPT_E_NOMEM, "out of memory quantising '%s'", t->name);
+}
+
+static ckpt_status unit_read(const ckpt_wquant *q, const ckpt_wquant_tensor *t, int64_t first,
+                             unit *u, ckpt_err *err)
+{
+    ckpt_gather g = q->base->chunks[t->base][0];
+    size_t row = (size_t)t->cols * sizeof(float);
+    g.to = CKPT_F32;
+    u->first = first;
+    u->rows = ckpt_min_i64(unit_rows(q, t), t->rows - first);
+    return ckpt_gather_run(q->base->model->src, &g, (uint64_t)first * row, (size_t)u->rows * row,
+                           (uint8_t *)u->x, &u->scratch, err);
+}
+
+static void unit_quantise(const ckpt_wquant *q, const ckpt_wquant_tensor *t, unit *u)
+{
+    switch (q->kind) {
+    case CKPT_WQUANT_FP8_BLOCK:
+        ckpt_qdq_fp8_block(u->rows, t->cols, CKPT_FP8_BLOCK, CKPT_FP8_BLOCK, CKPT_FP8_DEEPSEEK,
+                           u->x, u->y, u->codes, (float *)(void *)u->scales);
+        break;
+    case CKPT_WQUANT_NVFP4:
+        ckpt_qdq_nvfp4(u->rows, t->cols, CKPT_NVFP4_STORE, t->amax, false, u->x, u->y, u->codes,
+                       u->scales);
+        break;
+    case CKPT_WQUANT_MXFP8:
+        ckpt_qdq_mxfp8(u->rows, t->cols, CKPT_MX_CEIL_DIV, false, u->x, u->y, u->codes, u->scales);
+        break;
+    case CKPT_WQUANT_NONE:
+        break;
+    }
+}
+
+/* Two codes a byte, in place; columns are even. */
+static void pack(uint8_t *codes, size_t n)
+{
+    for (size_t i = 0; i < n / 2; i++)
+        codes[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+}
+
+/* ---- the source in memory ---------------------------------------------------------------------- */
+
+/* Bytes [offset, offset + n) of the codes or of the scales of one matrix. */
+static ckpt_status read_quantised(const ckpt_wquant *q, const ckpt_wquant_tensor *t, bool scales,
+                                  uint8_t *out, size_t n, uint64_t offset, ckpt_err *err)
+{
+    ckpt_status status;
+    unit u;
+    int64_t per = unit_rows(q, t);
+    bool fp8 = q->kind == CKPT_WQUANT_FP8_BLOCK;
+    /* bytes of one unit, of which only the last may be shorter */
+    uint64_t row =
+        (uint64_t)(scales ? scale_row(q, t) : t->cols / (q->kind == CKPT_WQUANT_NVFP4 ? 2 : 1));
+    uint64_t whole = scales && fp8 ? row : row * (uint64_t)per;
+    CKPT_CHECK(unit_open(q, t, &u, err));
+    while (n > 0) {
+        uint64_t skip = offset % whole;
+        CKPT_CHECK(unit_read(q, t, (int64_t)(offset / whole) * per, &u, err));
+        unit_quantise(q, t, &u);
+        if (q->kind == CKPT_WQUANT_NVFP4 && !scales)
+            pack(u.codes, (size_t)(u.rows * t->cols));
+        uint64_t have = scales && fp8 ? row : row * (uint64_t)u.rows;
+        size_t take = (size_t)ckpt_min_u64(have - skip, n);
+        memcpy(out, (scales ? u.scales : u.codes) + skip, take);
+        out += take;
+        offset += take;
+        n -= take;
+    }
+done:
+    unit_close(&u);
+    return status;
+}
+
+static ckpt_status read_plain(const ckpt_wquant *q, uint32_t tensor, void *buf, size_t n,
+                              uint64_t offset, ckpt_err *err)
+{
+    ckpt_scratch scratch = {.cap = 64 * 1024, .buf = malloc(64 * 1024)};
+    if (scratch.buf == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    ckpt_status status = ckpt_gather_run(q->base->model->src, &q->base->chunks[tensor][0], offset,
+                                         n, buf, &scratch, err);
+    free(scratch.buf);
+    return status;
+}
+
+ckpt_status ckpt_wquant_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
+                             ckpt_err *err)
+{
+    const ckpt_wquant *q = src->self;
+    size_t n_base = q->base->model->src->n_files;
+    if (n == 0)
+        return CKPT_OK;
+    if (file < n_base)
+        return ckpt_source_read(q->base->model->src, file, buf, n, offset, err);
+    if (file >= src->n_files || offset > src->files[file].size ||
+        n > src->files[file].size - offset)
+        return ckpt_fail(err, CKPT_E_INTERNAL, "quantised source: %zu bytes at %llu of file %u", n,
+                         (unsigned long long)offset, file);
+    const ckpt_wquant_stored *s = &q->stored[file - n_base];
+    switch (s->part) {
+    case CKPT_WQUANT_PLAIN:
+        return read_plain(q, s->base, buf, n, offset, err);
+    case CKPT_WQUANT_CODES:
+    case CKPT_WQUANT_SCALES:
+        return read_quantised(q, &q->tensors[s->tensor], s->part == CKPT_WQUANT_SCALES, buf, n,
+                              offset, err);
+    case CKPT_WQUANT_GLOBAL:
+        memcpy(buf, (const uint8_t *)&q->tensors[s->tensor].global + offset, n);
+        return CKPT_OK;
+    }
+    return ckpt_fail(err, CKPT_E_INTERNAL, "quantised source: unknown part");
+}
+
+/* ---- errors ------------------------------------------------------------------------------------ */
+
+typedef struct sums {
+    double error, value;
+} sums;
+
+static void add_errors(const ckpt_wquant *q, ckpt_wquant_tensor *t, const unit *u, sums *s)
+{
+    uint8_t largest = q->kind == CKPT_WQUANT_NVFP4 ? 0x7 : 0x7e;
+    uint8_t magnitude = q->kind == CKPT_WQUANT_NVFP4 ? 0x7 : 0x7f;
+    for (int64_t i = 0; i < u->rows * t->cols; i++) {
+        double x = (double)u->x[i], d = x - (double)u->y[i];
+        s->error += d * d;
+        s->value += x * x;
+        t->max_abs = fabs(d) > t->max_abs ? fabs(d) : t->max_abs;
+        t->saturated += (u->codes[i] & magnitude) == largest && fabsf(u->x[i]) > fabsf(u->y[i]);
+    }
+}
+
+static ckpt_status not_finite(const ckpt_wquant *q, const ckpt_wquant_tensor *t, ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                     "tensor '%s': holds a NaN or an infinity, which %s cannot say", t->name,
+                     ckpt_wquant_name(q->kind));
+}
+
+/* Largest magnitude of the whole matrix, from which NVFP4's outer scale follows. */
+static ckpt_status find_global(const ckpt_wquant *q, ckpt_wquant_tensor *t, unit *u, ckpt_err *err)
+{
+    for (int64_t r = 0; r < t->rows; r += unit_rows(q, t)) {
+        ckpt_status status = unit_read(q, t, r, u, err);
+        if (status != CKPT_OK)
+            return status;
+        float a = ckpt_amax(u->x, u->rows * t->cols);
+        if (!isfinite(a))
+            return not_finite(q, t, err);
+        t->amax = a > t->amax ? a : t->amax;
+    }
+    float g = ckpt_over(t->amax, 2688.0f, false);
+    t->global = g > 0 ? g : 1.0f;
+    return CKPT_OK;
+}
+
+static ckpt_status measure_item(ckpt_worker *w, size_t item, ckpt_err *err)
+{
+    ckpt_wquant *q = w->job->self;
+    ckpt_wquant_tensor *t = &q->tensors[item];
+    ckpt_status status;
+    sums s = {0, 0};
+    unit u = {0};
+    CKPT_CHECK(unit_open(q, t, &u, err));
+    if (q->kind == CKPT_WQUANT_NVFP4)
+        CKPT_CHECK(find_global(q, t, &u, err));
+    for (int64_t r = 0; r < t->rows; r += unit_rows(q, t)) {
+        CKPT_CHECK(unit_read(q, t, r, &u, err));
+        unit_quantise(q, t, &u);
+        add_errors(q, t, &u, &s);
+        ckpt_job_advance(w, (uint64_t)(u.rows * t->cols));
+        if (ckpt_interrupted) {
+            status = ckpt_fail(err, CKPT_E_INTERRUPTED, "interrupted");
+            goto done;
+        }
+    }
+    if (!isfinite(s.error) || !isfinite(s.value)) {
+        status = not_finite(q, t, err);
+        goto done;
+    }
+    t->rel_rms = s.value > 0 ? sqrt(s.error / s.value) : 0;
+done:
+    unit_close(&u);
+    return status;
+}
+
+ckpt_status ckpt_wquant_measure(ckpt_wquant *q, const ckpt_stream_opts *opts, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_job j = {.run = measure_item, .self = q, .n_items = q->n, .piece = 4096};
+    for (size_t i = 0; i < q->n; i++)
+        j.total_bytes += (uint64_t)(q->tensors[i].rows * q->tensors[i].cols);
+    CKPT_CHECK(ckpt_job_open(&j, opts, err));
+    CKPT_CHECK(ckpt_job_run(&j));
+done:
+    ckpt_job_close(&j);
+    return status;
+}

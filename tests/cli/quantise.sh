@@ -1,0 +1,54 @@
+# Projections in 8 and 4 bits: written, verified, read back, run; at any number of workers the same bytes.
+kimi=$FIXTURES/hf/kimi_linear_tiny deepseek=$FIXTURES/hf/deepseek_v3_tiny
+for kind in fp8-block128 nvfp4 mxfp8; do
+    rc 0 convert $kimi $kind --dtype $kind --approximate --verify
+    out "100 projections in $kind, 20 matrices kept; worst relative RMS error 0\.[0-9]+ \(model\.layers"
+    out 'root differs: 1 lossy step'; err '^ckpt: convert: lossy: 100 projections become'
+    rc 0 verify $kind --hash; out 'all digests match'
+    rc 0 convert $kimi one --dtype $kind --approximate --threads 1 --memory 8M --max-shard-size 100KB
+    rc 0 convert $kimi four --dtype $kind --approximate --threads 4 --max-shard-size 100KB
+    same_tree one four; rm -r one four
+    grep -q '"lossy": *\[ *"100 projections' <(tr -d '\n' <$kind/ckpt.manifest.json) || fail "$kind: not lossy in the manifest"
+    rc 0 convert $kind plain-$kind --dtype bf16 --verify; err 'become BF16'
+    ! grep -q quantization_config plain-$kind/config.json || fail "$kind: still says quantization_config"
+    rc 0 diff $kind $kind; out '151 identical'
+    rc 0 verify $kind --forward; out 'loss 5\.9[0-9]'
+    rc 0 inspect $kind model.norm.weight; no_out 'not known'
+done
+grep -q '"quant_algo": "W4A16_NVFP4"' nvfp4/config.json || fail "nvfp4/config.json: $(cat nvfp4/config.json)"
+grep -q '"weight_block_size"' fp8-block128/config.json || fail 'fp8-block128/config.json'
+rc 0 inspect mxfp8 'model.layers.0.self_attn.A_log'; out F32
+
+# to Megatron they are dequantised; from Megatron they are quantised; nothing else changes
+rc 0 convert nvfp4 mg --to torch_dist --layout megatron --tp 2 --verify; out 'root equals source'
+rc 0 diff nvfp4 mg; out '151 identical'
+rc 0 convert $kimi mg32 --to torch_dist --layout megatron --tp 2
+rc 0 convert mg32 from-mg --to safetensors --layout hf --dtype nvfp4 --approximate
+same from-mg/model.safetensors nvfp4/model.safetensors
+
+# columns that do not divide, errors in --json, --resume
+rc 0 convert $deepseek d --dtype mxfp8 --approximate --json
+out '"not_cast": *\[' ; out 'q_b_proj.weight: not quantised \(48 columns, mxfp8 needs a multiple of 32\)'
+out '"quantised"'; out '"saturated"'; out '"rel_rms"'
+rc 0 convert $deepseek dn --dtype nvfp4 --approximate; rc 0 verify dn --hash
+rc 0 convert $kimi dry --dtype nvfp4 --approximate --dry-run; out 'stored as 351'; absent dry
+
+# refused
+rc 4 convert $kimi x --dtype nvfp4; one_line; err 'loses precision; --approximate'
+rc 4 convert $kimi x --dtype nvfp4 --approximate --to torch_dist --layout megatron; err 'layout megatron:hybrid has no quantised form'
+rc 4 convert $kimi x --dtype nvfp4 --approximate --to torch; err 'a safetensors directory'
+rc 4 convert $kimi x.safetensors --dtype nvfp4 --approximate; err 'a safetensors directory'
+rc 4 convert $kimi x --dtype nvfp4 --approximate --exclude '*norm*'; err 'not together with'
+rc 4 convert $FIXTURES/hf/qwen3_moe_joint_tiny x --dtype nvfp4 --approximate; err 'stacked in three dimensions'
+rc 2 convert $kimi x --dtype nvfp4 --approximate --dtype-force; err 'no effect'
+rc 2 convert $kimi x --dtype nvfp5 --approximate; err 'not one of'
+absent x; absent x.safetensors
+
+# a scale of another shape, a code that changed
+cp -r nvfp4 bad && chmod -R u+w bad
+flip bad/model.safetensors $(($(stat -c %s bad/model.safetensors) - 3))
+rc 1 verify bad --hash
+cp -r mxfp8 worse && chmod -R u+w worse && rm worse/ckpt.manifest.json
+sed -i 's/"model.layers.0.self_attn.o_proj.weight_scale":{"dtype":"U8","shape":\[64,2\]/"model.layers.0.self_attn.o_proj.weight_scale":{"dtype":"U8","shape":[2,64]/' worse/model.safetensors
+rc 3 verify worse; err "o_proj.weight_scale': 2 dimensions of \[2, 64\], expected \[64, 2\]"
+rc 0 inspect worse
