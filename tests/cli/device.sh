@@ -9,13 +9,14 @@ hf=$FIXTURES/hf
 CKPT=$emulated
 rc 0 verify $hf/kimi_linear_tiny --forward --reference $hf/kimi_linear_tiny.reference.safetensors --device cuda
 out 'relative RMS [0-9.]+e-06; worst gradient'
-rc 0 verify $hf/llama_tiny_tied --forward --device cuda -v
+rc 0 verify $hf/llama_tiny_tied --forward --device cuda --verbose
 err 'device: emulated on the CPU, products by'
 f32=$(grep -oE 'loss [0-9.]+' $OUT)
 rc 0 verify $hf/llama_tiny_tied --forward --device cuda --dtype bf16
 bf16=$(grep -oE 'loss [0-9.]+' $OUT)
 [ "$f32" != "$bf16" ] && [ "${f32%.*}" = "${bf16%.*}" ] || fail "f32 $f32, bf16 $bf16"
-rc 3 verify $hf/kimi_linear_tiny --forward --device cuda --tokens <(echo 1 99999999); one_line
+echo "1 99999999" >tokens
+rc 3 verify $hf/kimi_linear_tiny --forward --device cuda --tokens tokens; one_line
 err 'token 1: id 99999999, expected 0 to'
 
 data=(--data "$FIXTURES/fla/corpus.txt" --seq-len 12 --batch 2 --lr 2e-3 --reset-optimizer)
