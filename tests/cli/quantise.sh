@@ -30,7 +30,14 @@ same from-mg/model.safetensors nvfp4/model.safetensors
 rc 0 convert $deepseek d --dtype mxfp8 --approximate --json
 out '"not_cast": *\[' ; out 'q_b_proj.weight: not quantised \(48 columns, mxfp8 needs a multiple of 32\)'
 out '"quantised"'; out '"saturated"'; out '"rel_rms"'
+# roots of what tests/peers/wquant.py found to be PyTorch's and ModelOpt's bits
+out '"root": *"36a4a0843888682ede83320c1e865e439f0b30c0d57d51f746a6dce36fda90f8"'
 rc 0 convert $deepseek dn --dtype nvfp4 --approximate; rc 0 verify dn --hash
+out 'root aa07ea7adc22ccd7c9f4d3c6f63aebfe669d187928500ac46057906419f3ba3b'
+rc 0 convert $deepseek d8 --dtype fp8-block128 --approximate
+out 'root d835b19446295a0097432cf7cb9f3de0b62e78ed86760703b63bbd1f51d3ec2c'
+# from one form into another
+rc 0 convert nvfp4 again --dtype fp8-block128 --approximate; rc 0 verify again --hash
 rc 0 convert $kimi dry --dtype nvfp4 --approximate --dry-run; out 'stored as 351'; absent dry
 
 # refused
