@@ -91,8 +91,9 @@ struct world {
     pthread_t watcher;
     bool watched;
     std::atomic<bool> leave, failed;
-    std::atomic<double> entered; /* when the call into NCCL that runs now began, 0: none */
-    std::atomic<double> since;   /* when `event` was recorded, 0: it is free */
+    std::atomic<double> entered;          /* when the call into NCCL that runs now began, 0: none */
+    std::atomic<double> since;            /* when `event` was recorded, 0: it is free */
+    std::atomic<uint64_t> issued, marked; /* exchanges; those that `event` follows */
     device_event event;
     char why[300]; /* once failed */
 };
@@ -145,6 +146,16 @@ bool has_ended(world *w)
     return false;
 }
 
+/* `event` follows the latest exchange. */
+void mark(world *w)
+{
+    const uint64_t latest = w->issued;
+    if (record_event(&w->event, w->stream)) {
+        w->marked = latest;
+        w->since = now();
+    }
+}
+
 void *watch(void *arg)
 {
     world *w = (world *)arg;
@@ -152,8 +163,11 @@ void *watch(void *arg)
     (void)use_device(w->device);
     for (int i = 0; !w->leave; i++) {
         nanosleep(&nap, nullptr);
-        if (w->since > 0 && event_done(&w->event))
+        if (w->since > 0 && event_done(&w->event)) {
             w->since = 0;
+            if (w->marked != w->issued) /* more began meanwhile, which no event follows yet */
+                mark(w);
+        }
         if (i % 5 != 0 || !has_ended(w))
             continue;
         w->failed = true;
@@ -218,8 +232,9 @@ bool through_nccl(end *e, const void *const *send, const uint64_t *send_n, void 
     const int ended = a->group_end();
     if (!leave(w, result == NCCL_OK ? ended : result, "NCCL", msg, cap))
         return false;
-    if (w->since == 0 && record_event(&w->event, w->stream))
-        w->since = now();
+    w->issued++;
+    if (w->since == 0)
+        mark(w);
     return true;
 }
 

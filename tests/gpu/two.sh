@@ -80,6 +80,7 @@ kimi=$fixtures/hf/kimi_linear_tiny
 train() {
     local name=$1 rc
     shift
+    rm -f "$dir/$name.jsonl"
     timeout 100 "$ckpt" train "${run[@]}" --metrics "$dir/$name.jsonl" "${device[@]}" "$@" >"$dir/$name.log" 2>&1
     rc=$?
     [ $rc -eq 0 ] || echo "$name: exit $rc: $(tail -n 1 "$dir/$name.log")"
@@ -136,15 +137,16 @@ killed() {
     tail -n 1 "$dir/log"
     grep -q 'rank 1 of 2 was killed by signal 9 (Killed); the last checkpoint is ' "$dir/log" && "$ckpt" verify "$dir/dead" --hash --quiet
 }
+since() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.2f", b - a }'; }
 # Seconds to save and to open what two ranks train, all digests checked.
 files() {
     local start
     start=$(date +%s.%N)
     "$ckpt" train "${run[@]}" --init "$dir/config" --steps 1 --seq-len 32 --launch 2 --tp 2 --save "$dir/big" >"$dir/log" 2>&1 || { tail -n 1 "$dir/log"; return 1; }
-    echo "init, one step and save at tp 2: $(echo "$(date +%s.%N) - $start" | bc) s, $(du -sh "$dir/big" | cut -f1); $(tail -n 1 "$dir/log")"
+    echo "init, one step and save at tp 2: $(since "$start") s, $(du -sh "$dir/big" | cut -f1); $(tail -n 1 "$dir/log")"
     start=$(date +%s.%N)
     "$ckpt" train "${run[@]}" --resume "$dir/big" --steps 1 --seq-len 32 --launch 2 --tp 2 >"$dir/log" 2>&1 || { tail -n 1 "$dir/log"; return 1; }
-    echo "open by two ranks, digests divided: $(echo "$(date +%s.%N) - $start" | bc) s"
+    echo "open by two ranks, digests divided: $(since "$start") s"
 }
 
 if command -v nvidia-smi >/dev/null; then nvidia-smi --query-gpu=index,name,memory.total --format=csv; nvidia-smi topo -m 2>/dev/null | head -n 6; fi
