@@ -209,12 +209,14 @@ ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_l
     return CKPT_OK;
 }
 
+/* Of the elements: a tensor's bytes need not be a multiple of 8 elements. */
 static uint64_t written_bytes(const ckpt_gather *g)
 {
     if (g->from == g->to)
         return g->bytes;
-    return g->bytes / (uint64_t)ckpt_dtype_get(g->from)->bits *
-           (uint64_t)ckpt_dtype_get(g->to)->bits;
+    uint64_t from = (uint64_t)ckpt_dtype_get(g->from)->bits / 8;
+    uint64_t to = (uint64_t)ckpt_dtype_get(g->to)->bits / 8; /* what casts has whole bytes */
+    return g->bytes / from * to;
 }
 
 ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_arena *arena,

@@ -16,3 +16,11 @@ st i.safetensors '{"n":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"w":{"d
 rc 0 convert i.safetensors j.safetensors --dtype bf16; err 'not cast: 1 integer tensor: n$'; err 'lossy: cast 1 tensor F32 -> BF16, rounded to nearest even$'
 rc 0 inspect j.safetensors; out '^n +I64'; out '^w +BF16'
 rc 0 convert $k k2 --dtype keep; rc 0 diff $k k2
+# Digests of a cast cover every element, also where their number is no multiple of 8.
+rc 0 convert $k f2 --dtype bf16 --dtype-force --verify; rc 0 verify f2 --hash
+st odd.safetensors '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[17],"data_offsets":[4,72]},"c":{"dtype":"F32","shape":[5],"data_offsets":[72,92]}}' 92
+for d in bf16 f16; do
+    rc 0 convert odd.safetensors odd.$d.safetensors --dtype $d --verify
+    rc 0 verify odd.$d.safetensors --hash
+    rc 0 convert odd.$d.safetensors odd.$d.f32 --to torch_dist --dtype f32 --verify
+done
