@@ -1,4 +1,5 @@
 /* ckpt gate: run a declared matrix of compatibility cases (gate.h) and say what failed. */
+#include "convert.h"
 #include "gate.h"
 #include "io.h"
 
@@ -179,6 +180,21 @@ static ckpt_status write_report(gate *g, const char *path,
     return status;
 }
 
+/* Before any case runs: what could not be written at the end. */
+static ckpt_status check_reports(const gate_opts *o, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    const char *paths[] = {o->junit, o->sarif, o->github ? getenv("GITHUB_STEP_SUMMARY") : NULL};
+    if (o->junit != NULL && o->sarif != NULL && strcmp(o->junit, o->sarif) == 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "options '--junit' and '--sarif' name one file, %s",
+                         o->junit);
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++)
+        if (paths[i] != NULL && *paths[i] != '\0')
+            CKPT_TRY(ckpt_convert_target(paths[i], true, err), "a report");
+done:
+    return status;
+}
+
 /* GitHub names a file to which a step may add Markdown. */
 static ckpt_status step_summary(gate *g, ckpt_err *err)
 {
@@ -268,6 +284,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
         list_units(&g);
         goto done;
     }
+    CKPT_CHECK(check_reports(o, err));
     CKPT_CHECK(make_cache(&g, o, err));
     CKPT_CHECK(make_scratch(&g, o, err));
     share_resources(&g, o);

@@ -409,6 +409,10 @@ static void print_text(const study *s)
                ckpt_human(a, v->memory));
     }
     putchar('\n');
+    if (o->blocks < 2) {
+        printf("one block: no interval; --blocks 2 or more give one\n");
+        return;
+    }
     for (size_t i = 1; i < s->n; i++) {
         const variant *v = &s->variants[i];
         printf("%s: 95 %% of %d draws %+.5f to %+.5f before, %+.5f to %+.5f after: %s %g\n",
@@ -437,9 +441,11 @@ static void print_variant(const study *s, const variant *v)
     ckpt_jw_real(w, "ppl_before", exp(v->mean[0]));
     ckpt_jw_real(w, "ppl_after", exp(v->mean[1]));
     json_reals(w, "nll_above_plain", v->delta, 2);
-    json_reals(w, "low", v->low, 2);
-    json_reals(w, "high", v->high, 2);
-    ckpt_jw_bool(w, "within_margin", within(v));
+    if (s->o->blocks > 1) { /* one block has no spread */
+        json_reals(w, "low", v->low, 2);
+        json_reals(w, "high", v->high, 2);
+        ckpt_jw_bool(w, "within_margin", within(v));
+    }
     ckpt_jw_real(w, "loss", v->loss);
     ckpt_jw_real(w, "grad_norm", v->grad_norm);
     ckpt_jw_real(w, "forward_seconds", v->evaluate);

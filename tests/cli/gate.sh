@@ -87,3 +87,7 @@ bad '{"gate": 1, "sources": {"a": {"path": "x"}}, "cases": [{"source": "a", "che
 rc 5 gate nowhere.json; one_line
 # the committed matrix itself is a stage of CI
 rc 0 gate "$FIXTURES/gate.json" --list; out '^kda-legacy-tp1: structure hash forward gradients$'
+# What could not be written at the end is said before anything runs.
+echo '{"gate": 1, "sources": {"a": {"path": "x"}}, "cases": [{"source": "a", "checks": "hash"}]}' >late.json
+rc 5 gate late.json --junit nowhere/x.xml; one_line; err 'a report: nowhere: No such file'
+rc 2 gate late.json --junit same --sarif same; one_line; err "'--junit' and '--sarif' name one file, same"
