@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@
 #define IO_STEP ((size_t)1 << 30) /* Linux transfers at most 2^31 - 4096 bytes per call */
 #define TREE_DEPTH 256            /* each level of a walk holds one descriptor */
 
-volatile sig_atomic_t ckpt_interrupted;
+atomic_int ckpt_interrupted;
 
 ckpt_status ckpt_check_interrupted(ckpt_err *err)
 {

@@ -5,12 +5,12 @@
 
 #include "arena.h"
 
-#include <signal.h>
+#include <stdatomic.h>
 #include <sys/types.h>
 
 /* Set by a program's SIGINT/SIGTERM handler. Long loops look at it and return CKPT_E_INTERRUPTED;
  * the ordinary error path then removes what was half written. */
-extern volatile sig_atomic_t ckpt_interrupted;
+extern atomic_int ckpt_interrupted; /* lock-free, so that a handler may; threads read it */
 /* CKPT_E_INTERRUPTED if it is set. */
 ckpt_status ckpt_check_interrupted(ckpt_err *err) CKPT_MUST_USE;
 
