@@ -63,10 +63,10 @@ typedef struct ckpt_eng_networks {
     ckpt_status (*zero_grads)(void *net, ckpt_err *err);
     /* After data was changed: the matrices that products read. */
     ckpt_status (*refresh)(const ckpt_eng *e, void *net, ckpt_err *err);
-    /* Ranks (network.h); gather of parameter i, `from` on the device, `to` here. */
+    /* Ranks (network.h); gather of parameter i, `from` in the memory of e, `to` here. */
     ckpt_status (*sum_grads)(ckpt_eng *e, void *net, ckpt_err *err);
-    ckpt_status (*gather)(ckpt_eng *e, void *net, const void *model, size_t i, const float *from,
-                          float *to, ckpt_err *err);
+    ckpt_status (*gather)(ckpt_eng *e, void *net, const void *model, size_t i, const void *from,
+                          void *to, ckpt_err *err);
 } ckpt_eng_networks;
 extern const ckpt_eng_networks ckpt_eng_networks_f32, ckpt_eng_networks_f64, ckpt_eng_networks_d32,
     ckpt_eng_networks_d16;

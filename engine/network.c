@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "checked.h"
+#include "device.h"
 
 /* ---- binding --------------------------------------------------------------------------------- */
 
@@ -368,4 +369,12 @@ done:
     if (status != CKPT_OK)
         ENG(network_close)(m);
     return status;
+}
+
+ckpt_status ENG(network_zero_grads)(ENG(network) * m, ckpt_err *err)
+{
+    const ckpt_eng e = {.device = m->device};
+    return m->grads == NULL
+               ? CKPT_OK
+               : ckpt_eng_clear(&e, m->grads, (size_t)m->n_elements * sizeof *m->grads, err);
 }

@@ -70,7 +70,7 @@ ckpt_status ENG(network_open)(ENG(network) * m, const ckpt_eng *e, const ckpt_mo
 void ENG(network_close)(ENG(network) * m);
 /* By canonical name, or NULL. */
 const ENG(param) * ENG(network_param)(const ENG(network) * m, const char *name);
-void ENG(network_zero_grads)(ENG(network) * m);
+ckpt_status ENG(network_zero_grads)(ENG(network) * m, ckpt_err *err) CKPT_MUST_USE;
 
 /* With e->par (else nothing happens): complete the gradients, each the sum over the ranks that hold the
  * same part. After the last micro-batch of a step. */

@@ -1,15 +1,17 @@
-/* Between network.c, network_run.c and network_par.c. */
+/* Between the network*.c. */
 #ifndef CKPT_ENGINE_NETWORK_INTERNAL_H
 #define CKPT_ENGINE_NETWORK_INTERNAL_H
 
 #include "move.h"
 #include "network.h"
 
-/* network_load.c: memory for the listed parameters, x and grad of each; then their values. */
+/* network_load.c: memory for the listed parameters, x and grad of each; then their values. `refresh`:
+ * after data was changed, the matrices that products read. */
 ckpt_status ENG(network_place)(ENG(network) * m, const ckpt_eng *e, bool gradients,
                                ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
                               ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ENG(network_refresh)(const ckpt_eng *e, ENG(network) * m, ckpt_err *err) CKPT_MUST_USE;
 
 /* Several ranks: this one's rows of the vocabulary, and the group that shares its key heads. */
 ckpt_status ENG(network_join)(ENG(network) * m, const ckpt_eng *e, ckpt_err *err) CKPT_MUST_USE;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "checked.h"
-#include "device.h"
 #include "plan.h"
 
 ckpt_status ENG(network_place)(ENG(network) * m, const ckpt_eng *e, bool gradients, ckpt_err *err)
@@ -107,52 +106,11 @@ void ENG(network_close)(ENG(network) * m)
     *m = (ENG(network)){0};
 }
 
-void ENG(network_zero_grads)(ENG(network) * m)
-{
-    if (m->grads != NULL)
-        memset(m->grads, 0, (size_t)m->n_elements * sizeof *m->grads);
-}
-
-/* ---- the table of device.h ------------------------------------------------------------------- */
-
-static ckpt_status open_any(void *net, const ckpt_eng *e, const void *model, const void *opts,
-                            bool gradients, ckpt_err *err)
-{
-    return ENG(network_open)(net, e, model, opts, gradients, err);
-}
-
-static void close_any(void *net)
-{
-    ENG(network_close)(net);
-}
-
-static ckpt_status run_any(ckpt_eng *e, const void *net, const void *batch, void *run,
-                           ckpt_err *err)
-{
-    return ENG(network_run)(e, net, batch, run, err);
-}
-
-static ckpt_status zero_any(void *net, ckpt_err *err)
-{
-    (void)err;
-    ENG(network_zero_grads)(net);
-    return CKPT_OK;
-}
-
-static ckpt_status refresh_any(const ckpt_eng *e, void *net, ckpt_err *err)
+/* Products read `data` itself. */
+ckpt_status ENG(network_refresh)(const ckpt_eng *e, ENG(network) * m, ckpt_err *err)
 {
     (void)e;
-    (void)net;
+    (void)m;
     (void)err;
     return CKPT_OK;
 }
-
-const ckpt_eng_networks ENG(networks) = {
-    .network_size = sizeof(ENG(network)),
-    .param_size = sizeof(ENG(param)),
-    .open = open_any,
-    .close = close_any,
-    .run = run_any,
-    .zero_grads = zero_any,
-    .refresh = refresh_any,
-};

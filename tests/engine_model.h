@@ -43,7 +43,7 @@ static inline void model_pass(model_run *m, const ENG(batch) * batch)
     if (m->logits == NULL)
         m->logits = zeros(m->T * m->net.spec.V);
     m->run.logits = m->logits;
-    ENG(network_zero_grads)(&m->net);
+    OK(ENG(network_zero_grads)(&m->net, &error));
     OK(ENG(network_run)(&m->e, &m->net, batch, &m->run, &error));
     OK(ckpt_eng_reserve(&m->e, m->e.peak, &error));
     OK(ENG(network_run)(&m->e, &m->net, batch, &m->run, &error));

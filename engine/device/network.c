@@ -154,9 +154,8 @@ done:
 }
 
 /* matrices = data, rounded: neighbours together. */
-static ckpt_status refresh(const ckpt_eng *e, void *net, ckpt_err *err)
+ckpt_status ENG(network_refresh)(const ckpt_eng *e, ENG(network) * m, ckpt_err *err)
 {
-    const ENG(network) *m = net;
     const ckpt_cuda c = plain(e);
     ckpt_status status = CKPT_OK;
     for (size_t i = 0; LOW && i < m->n_params && status == CKPT_OK;) {
@@ -187,7 +186,7 @@ ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_mo
         goto done;
     }
     CKPT_CHECK(read_all(m, e, &j, &arena, err));
-    CKPT_CHECK(refresh(e, m, err));
+    CKPT_CHECK(ENG(network_refresh)(e, m, err));
     status = make_tables(m, e, err);
 done:
     free(j.pipes);
@@ -217,54 +216,3 @@ void ENG(network_close)(ENG(network) * m)
     ckpt_eng_spec_close(&m->spec);
     *m = (ENG(network)){0};
 }
-
-/* ---- the table of device.h ------------------------------------------------------------------- */
-
-static ckpt_status open_any(void *net, const ckpt_eng *e, const void *model, const void *opts,
-                            bool gradients, ckpt_err *err)
-{
-    return ENG(network_open)(net, e, model, opts, gradients, err);
-}
-
-static void close_any(void *net)
-{
-    ENG(network_close)(net);
-}
-
-static ckpt_status run_any(ckpt_eng *e, const void *net, const void *batch, void *run,
-                           ckpt_err *err)
-{
-    return ENG(network_run)(e, net, batch, run, err);
-}
-
-static ckpt_status zero_any(void *net, ckpt_err *err)
-{
-    ENG(network) *m = net;
-    const ckpt_eng e = of_device(m);
-    return ckpt_eng_clear(&e, m->grads, (size_t)m->n_elements * sizeof *m->grads, err);
-}
-
-static ckpt_status sum_any(ckpt_eng *e, void *net, ckpt_err *err)
-{
-    return ENG(network_sum_grads)(e, net, err);
-}
-
-static ckpt_status gather_any(ckpt_eng *e, void *net, const void *model, size_t i,
-                              const float *from, float *to, ckpt_err *err)
-{
-    ENG(network) *m = net;
-    return ENG(network_gather)(e, m, model, &m->params[i], from, to, err);
-}
-
-const ckpt_eng_networks ENG(networks) = {
-    .network_size = sizeof(ENG(network)),
-    .param_size = sizeof(ENG(param)),
-    .bf16 = LOW,
-    .open = open_any,
-    .close = close_any,
-    .run = run_any,
-    .zero_grads = zero_any,
-    .refresh = refresh,
-    .sum_grads = sum_any,
-    .gather = gather_any,
-};
