@@ -20,7 +20,14 @@ static inline ckpt_cuda plain(const ckpt_eng *e)
                        .gemm = e->device->card.gemm};
 }
 
-/* One with `bytes` of the arena; the caller marks and drops. */
+/* Return what `call`, which needs no workspace, says of context c. */
+#define WITHOUT(e, call)                                                                           \
+    do {                                                                                           \
+        const ckpt_cuda c = plain(e);                                                              \
+        return (e)->dry ? CKPT_OK : (call);                                                        \
+    } while (0)
+
+/* A context with `bytes` of the arena; the caller marks and drops. */
 static inline ckpt_status with_work(ckpt_eng *e, size_t bytes, ckpt_cuda *c, ckpt_err *err)
 {
     *c = plain(e);

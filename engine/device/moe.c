@@ -17,8 +17,6 @@ static ckpt_cuda_route route_of(const ckpt_eng_moe *m)
                              .scale = (float)m->scale};
 }
 
-static const ckpt_cuda_type of_real = CKPT_REAL == 116 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
-
 /* logit [T, E] f32 = x w^T, w f32. */
 static ckpt_status logits(const ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const real *x,
                           const wreal *w, wreal *logit, ckpt_err *err)
@@ -31,7 +29,7 @@ static ckpt_status logits(const ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, c
                                  .lda = m->H,
                                  .ldb = m->H,
                                  .ldc = m->E,
-                                 .a_type = of_real,
+                                 .a_type = c.type,
                                  .b_type = CKPT_CUDA_F32,
                                  .c_type = CKPT_CUDA_F32,
                                  .a = x,
@@ -127,7 +125,7 @@ ckpt_status ENG(route_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const 
                                          .ldb = m->H,
                                          .ldc = m->H,
                                          .a_type = CKPT_CUDA_F32,
-                                         .b_type = of_real,
+                                         .b_type = c.type,
                                          .c_type = CKPT_CUDA_F32,
                                          .a = dlogit,
                                          .b = x,
@@ -141,7 +139,7 @@ ckpt_status ENG(route_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const 
                                     .ldc = m->H,
                                     .a_type = CKPT_CUDA_F32,
                                     .b_type = CKPT_CUDA_F32,
-                                    .c_type = of_real,
+                                    .c_type = c.type,
                                     .a = dlogit,
                                     .b = p->router,
                                     .c = dx};

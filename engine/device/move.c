@@ -5,12 +5,6 @@
 
 #include <stdlib.h>
 
-#define WITHOUT(e, call)                                                                           \
-    do {                                                                                           \
-        const ckpt_cuda c = plain(e);                                                              \
-        return (e)->dry ? CKPT_OK : (call);                                                        \
-    } while (0)
-
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
 ckpt_status ENG(copy)(ckpt_eng *e, int64_t n, const real *from, real *to, ckpt_err *err)

@@ -15,11 +15,6 @@
         ckpt_eng_drop(e, mark_);                                                                   \
         return status_;                                                                            \
     } while (0)
-#define WITHOUT(e, call)                                                                           \
-    do {                                                                                           \
-        const ckpt_cuda c = plain(e);                                                              \
-        return (e)->dry ? CKPT_OK : (call);                                                        \
-    } while (0)
 
 /* ---- linear ---------------------------------------------------------------------------------- */
 
