@@ -2,20 +2,14 @@
 #include "optim_device.h"
 
 #include "checked.h"
-#include "device.h"
-
-static ckpt_cuda context_of(const ckpt_eng *e)
-{
-    return (ckpt_cuda){
-        .type = CKPT_CUDA_F32, .stream = e->device->card.stream, .gemm = e->device->card.gemm};
-}
+#include "device/context.h"
 
 /* ---- norm ------------------------------------------------------------------------------------ */
 
 ckpt_status ckpt_optim_norm_device(ckpt_eng *e, const ckpt_optim *o, const float *g, double *norm,
                                    ckpt_err *err)
 {
-    const ckpt_cuda c = context_of(e);
+    const ckpt_cuda c = plain(e);
     const size_t mark = ckpt_eng_mark(e);
     int64_t chunks = 0;
     ckpt_status status;
@@ -30,10 +24,10 @@ ckpt_status ckpt_optim_norm_device(ckpt_eng *e, const ckpt_optim *o, const float
         const ckpt_optim_slot *s = &o->slots[i];
         if (s->frozen)
             continue;
-        CKPT_CHECK(e->device->api->sumsq(&c, s->n, g + s->at, out, err));
+        CKPT_CHECK(api_of(e)->sumsq(&c, s->n, g + s->at, out, err));
         out += ckpt_optim_chunks(0, 0, s->n);
     }
-    CKPT_CHECK(e->device->api->norm(&c, chunks, sums, root, err));
+    CKPT_CHECK(api_of(e)->norm(&c, chunks, sums, root, err));
     CKPT_CHECK(ckpt_eng_get(e, norm, root, sizeof *norm, err));
 done:
     ckpt_eng_drop(e, mark);
@@ -47,7 +41,7 @@ done:
 static ckpt_status step_adamw(const ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
                               float *w, float *m, float *v, const float *g, ckpt_err *err)
 {
-    const ckpt_cuda c = context_of(e);
+    const ckpt_cuda c = plain(e);
     const ckpt_adamw_scalars with = ckpt_optim_scalars(&o->config, s, s->wd);
     const ckpt_adamw_scalars without = ckpt_optim_scalars(&o->config, s, 0);
     ckpt_status status = CKPT_OK;
@@ -63,8 +57,8 @@ static ckpt_status step_adamw(const ckpt_eng *e, const ckpt_optim *o, const ckpt
                o->slots[i].decay == first->decay;
              i++)
             end = o->slots[i].at + o->slots[i].n;
-        status = e->device->api->adamw(&c, end - at, first->decay ? &with : &without, w + at,
-                                       m + at, v + at, g + at, NULL, err);
+        status = api_of(e)->adamw(&c, end - at, first->decay ? &with : &without, w + at, m + at,
+                                  v + at, g + at, NULL, err);
     }
     return status;
 }
@@ -81,7 +75,7 @@ typedef struct matrix {
 static ckpt_status product(const ckpt_eng *e, bool tb, int64_t m, int64_t n, int64_t k,
                            const float *a, const float *b, float *to, ckpt_err *err)
 {
-    const ckpt_cuda c = context_of(e);
+    const ckpt_cuda c = plain(e);
     const ckpt_cuda_product p = {.tb = tb,
                                  .m = m,
                                  .n = n,
@@ -92,14 +86,14 @@ static ckpt_status product(const ckpt_eng *e, bool tb, int64_t m, int64_t n, int
                                  .a = a,
                                  .b = b,
                                  .c = to};
-    return e->device->api->matmul(&c, &p, err);
+    return api_of(e)->matmul(&c, &p, err);
 }
 
 /* A = X X^T, B = b A + c A^2, Y = a X + B X. */
 static ckpt_status iterate(const ckpt_eng *e, const ckpt_optim_config *o, matrix *t, ckpt_err *err)
 {
-    const ckpt_cuda_plugin *api = e->device->api;
-    const ckpt_cuda c = context_of(e);
+    const ckpt_cuda_plugin *api = api_of(e);
+    const ckpt_cuda c = plain(e);
     const bool round = o->muon_bf16;
     ckpt_status status = CKPT_OK;
     for (int i = 0; i < o->steps; i++) {
@@ -123,8 +117,8 @@ static ckpt_status step_matrix(ckpt_eng *e, const ckpt_optim *o, const ckpt_opti
                                const ckpt_optim_slot *slot, float *w, float *m, const float *g,
                                ckpt_err *err)
 {
-    const ckpt_cuda_plugin *api = e->device->api;
-    const ckpt_cuda c = context_of(e);
+    const ckpt_cuda_plugin *api = api_of(e);
+    const ckpt_cuda c = plain(e);
     const ckpt_optim_config *k = &o->config;
     const int64_t n = slot->n, chunks = ckpt_optim_chunks(0, 0, n);
     const bool turn = slot->rows > slot->cols;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "checked.h"
+#include "device/context.h"
 #include "plan.h"
 #include "spread.h"
 
@@ -106,7 +107,7 @@ static bool keeps_bf16(const ckpt_model *base, const ckpt_train_config *c)
 /* The engine's values of the masters, on a device: neighbours of one kind together. */
 static ckpt_status round_on_device(ckpt_trainer *t, ckpt_err *err)
 {
-    const ckpt_cuda c = {.type = CKPT_CUDA_F32, .stream = t->e.device->card.stream};
+    const ckpt_cuda c = plain(&t->e);
     ckpt_status status = CKPT_OK;
     for (size_t i = 0; t->master != NULL && i < t->net.n_params && status == CKPT_OK;) {
         const bool bf16 = t->is_bf16[i];
@@ -114,7 +115,7 @@ static ckpt_status round_on_device(ckpt_trainer *t, ckpt_err *err)
         for (; i < t->net.n_params && t->is_bf16[i] == bf16; i++)
             end = t->slots[i].at + t->slots[i].n;
         float *to = t->net.data + at, *from = t->master + at;
-        status = bf16 ? t->e.device->api->round_bf16(&c, end - at, from, to, err)
+        status = bf16 ? api_of(&t->e)->round_bf16(&c, end - at, from, to, err)
                       : ckpt_eng_move(&t->e, to, from, (size_t)(end - at) * sizeof *to, err);
     }
     return status != CKPT_OK ? status : t->networks->refresh(&t->e, &t->net, err);
@@ -417,6 +418,17 @@ done:
 }
 
 /* Gradients of all micro-batches, added up. */
+static ckpt_status scale_grads(ckpt_trainer *t, float scale, ckpt_err *err)
+{
+    if (t->e.device != NULL) {
+        const ckpt_cuda c = plain(&t->e);
+        return api_of(&t->e)->scale(&c, t->net.n_elements, scale, t->net.grads, err);
+    }
+    for (int64_t k = 0; k < t->net.n_elements; k++)
+        t->net.grads[k] *= scale;
+    return CKPT_OK;
+}
+
 static ckpt_status accumulate(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -435,15 +447,8 @@ static ckpt_status accumulate(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *e
         for (int64_t k = 0; k < t->n_counts; k++)
             t->counts[k] += t->counts[t->n_counts + k];
     }
-    if (rounds > 1) {
-        float scale = (float)(1.0 / (double)rounds);
-        const ckpt_cuda cuda = {.type = CKPT_CUDA_F32,
-                                .stream = t->e.device != NULL ? t->e.device->card.stream : NULL};
-        if (t->e.device != NULL)
-            CKPT_CHECK(t->e.device->api->scale(&cuda, t->net.n_elements, scale, t->net.grads, err));
-        for (int64_t k = 0; t->e.device == NULL && k < t->net.n_elements; k++)
-            t->net.grads[k] *= scale;
-    }
+    if (rounds > 1)
+        status = scale_grads(t, (float)(1.0 / (double)rounds), err);
 done:
     return status;
 }
