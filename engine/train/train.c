@@ -81,16 +81,13 @@ static ckpt_status make_slots(ckpt_trainer *t, const ckpt_optim_config *optim, c
     }
     t->optim = (ckpt_optim){.config = *optim, .slots = t->slots, .n_slots = n};
     t->saves_master = any;
-    float **flats[] = {&t->m, &t->v, any ? &t->master : NULL};
-    for (int i = 0; i < 3; i++) {
+    float **flats[] = {&t->m, &t->v, &t->master};
+    for (int i = 0; i < (any ? 3 : 2); i++) {
         void *p = NULL;
-        ckpt_status status =
-            flats[i] != NULL ? ckpt_eng_memory_new(&t->e, t->net.n_elements, sizeof(float), &p, err)
-                             : CKPT_OK;
+        ckpt_status status = ckpt_eng_memory_new(&t->e, t->net.n_elements, sizeof(float), &p, err);
         if (status != CKPT_OK)
             return status;
-        if (flats[i] != NULL)
-            *flats[i] = p;
+        *flats[i] = p;
     }
     return CKPT_OK;
 }
