@@ -7,6 +7,7 @@
 
 #include "checked.h"
 #include "device.h"
+#include "plan.h"
 
 /* ---- binding --------------------------------------------------------------------------------- */
 
@@ -340,6 +341,23 @@ static ckpt_status list_params(ENG(network) * m, const ckpt_eng *e, const ckpt_m
         m->n_params++;
     }
     return CKPT_OK;
+}
+
+ckpt_status ENG(network_plan)(const ENG(network) * m, const ckpt_model *src, ckpt_arena *arena,
+                              ckpt_gather *gathers, ckpt_err *err)
+{
+    const ckpt_dtype to = sizeof(wreal) == 4 ? CKPT_F32 : CKPT_F64;
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < m->n_params && status == CKPT_OK; i++) {
+        const ENG(param) *p = &m->params[i];
+        const ckpt_canon *c = &src->tensors[p->tensor];
+        if (!ckpt_dtype_castable(c->dtype, to))
+            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor %s: %s is no type to compute with",
+                             c->name, ckpt_dtype_get(c->dtype)->name);
+        status = ckpt_plan_box(src, p->tensor, p->box.lo, p->box.len, arena, &gathers[i], err);
+        gathers[i].to = to;
+    }
+    return status;
 }
 
 ckpt_status ENG(network_open)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,

@@ -4,11 +4,15 @@
 
 #include "move.h"
 #include "network.h"
+#include "plan.h"
 
 /* network_load.c: memory for the listed parameters, x and grad of each; then their values. `refresh`:
  * after data was changed, the matrices that products read. */
 ckpt_status ENG(network_place)(ENG(network) * m, const ckpt_eng *e, bool gradients,
                                ckpt_err *err) CKPT_MUST_USE;
+/* How each parameter is read and cast to wreal. Errors: CKPT_E_UNSUPPORTED, one is of a type that is not. */
+ckpt_status ENG(network_plan)(const ENG(network) * m, const ckpt_model *src, ckpt_arena *arena,
+                              ckpt_gather *gathers, ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
                               ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(network_refresh)(const ckpt_eng *e, ENG(network) * m, ckpt_err *err) CKPT_MUST_USE;

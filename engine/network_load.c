@@ -71,19 +71,7 @@ ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_mo
     }
     memset(j.errs, 0, threads * sizeof *j.errs);
     memset(j.status, 0, threads * sizeof *j.status);
-    ckpt_dtype to = sizeof(real) == 4 ? CKPT_F32 : CKPT_F64;
-    for (size_t i = 0; i < m->n_params; i++) {
-        const ckpt_canon *c = &src->tensors[m->params[i].tensor];
-        if (!ckpt_dtype_castable(c->dtype, to)) {
-            status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor %s: %s is no type to compute with",
-                               c->name, ckpt_dtype_get(c->dtype)->name);
-            goto done;
-        }
-        const ENG(param) *p = &m->params[i];
-        CKPT_CHECK(
-            ckpt_plan_box(src, p->tensor, p->box.lo, p->box.len, &arena, &j.gathers[i], err));
-        j.gathers[i].to = to;
-    }
+    CKPT_CHECK(ENG(network_plan)(m, src, &arena, j.gathers, err));
     ckpt_eng_parallel(e, (int64_t)m->n_params, load_param, &j);
     for (size_t i = 0; i < threads && status == CKPT_OK; i++)
         if (j.status[i] != CKPT_OK) {

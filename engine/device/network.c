@@ -78,29 +78,13 @@ static void load_param(void *arg, int64_t item, int worker)
     }
 }
 
-static ckpt_status plan_params(const load_job *j, ckpt_arena *arena, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    for (size_t i = 0; i < j->m->n_params && status == CKPT_OK; i++) {
-        const ENG(param) *p = &j->m->params[i];
-        const ckpt_canon *c = &j->src->tensors[p->tensor];
-        if (!ckpt_dtype_castable(c->dtype, CKPT_F32))
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "tensor %s: %s is no type to compute with",
-                             c->name, ckpt_dtype_get(c->dtype)->name);
-        status =
-            ckpt_plan_box(j->src, p->tensor, p->box.lo, p->box.len, arena, &j->gathers[i], err);
-        j->gathers[i].to = CKPT_F32;
-    }
-    return status;
-}
-
 static ckpt_status read_all(ENG(network) * m, const ckpt_eng *e, load_job *j, ckpt_arena *arena,
                             ckpt_err *err)
 {
     const ckpt_cuda_plugin *api = m->device->api;
     size_t threads = (size_t)e->threads;
     ckpt_status status;
-    CKPT_CHECK(plan_params(j, arena, err));
+    CKPT_CHECK(ENG(network_plan)(m, j->src, arena, j->gathers, err));
     for (size_t i = 0; i < threads; i++)
         CKPT_CHECK(api->pipe_open(&m->device->card, PIECE, &j->pipes[i], err));
     CKPT_CHECK(api->wait(&m->device->card, err)); /* zeros come before what is sent */
