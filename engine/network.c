@@ -333,10 +333,7 @@ static ckpt_status list_params(ENG(network) * m, const ckpt_eng *e, const ckpt_m
             return status;
         p->n = p->box.n;
         int64_t gap = CKPT_ON_DEVICE ? -m->n_elements & (CKPT_ENG_ALIGN - 1) : 0;
-        if (!ckpt_add_i64(m->n_elements, gap, &p->at))
-            return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
-        m->n_elements = p->at;
-        if (!ckpt_add_i64(m->n_elements, p->n, &m->n_elements))
+        if (!ckpt_add_i64(m->n_elements, gap, &p->at) || !ckpt_add_i64(p->at, p->n, &m->n_elements))
             return ckpt_fail(err, CKPT_E_FORMAT, "tensor %s: size overflows", c->name);
         m->n_params++;
     }
