@@ -28,8 +28,7 @@ typedef struct ENG(tokens) {
     int64_t *over_tp;    /* [tp] numbers of elements of a row of H, for allgather: par's */
     int64_t *over_model; /* [cp * tp] */
 } ENG(tokens);
-ckpt_status ENG(tokens_of)(const ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out,
-                           ckpt_err *err) CKPT_MUST_USE;
+ENG(tokens) ENG(tokens_of)(const ckpt_eng *e, int64_t T, int64_t H);
 
 /* What this rank runs of a block: all its heads, or with headwise context parallelism a part of them.
  * Weights cut by rows are pointers into the block's; the output projection, cut by columns, is a copy

@@ -173,29 +173,27 @@ done:
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-ckpt_status ENG(tokens_of)(const ckpt_eng *e, int64_t T, int64_t H, ENG(tokens) * out,
-                           ckpt_err *err)
+ENG(tokens) ENG(tokens_of)(const ckpt_eng *e, int64_t T, int64_t H)
 {
     const ckpt_eng_par *par = e->par;
-    *out = (ENG(tokens)){.T = T, .n = T, .cp_n = T};
+    ENG(tokens) out = {.T = T, .n = T, .cp_n = T};
     if (par == NULL)
-        return CKPT_OK;
-    (void)err;
-    out->over_tp = par->counts;
-    out->over_model = par->counts + par->tp;
+        return out;
+    out.over_tp = par->counts;
+    out.over_model = par->counts + par->tp;
     ckpt_eng_range mine = ckpt_eng_tokens_of(par, T, par->c, par->t);
-    out->lo = mine.lo;
-    out->n = mine.n;
-    out->cp_lo = ckpt_part_at(T, par->cp, par->c);
-    out->cp_n = ckpt_part_at(T, par->cp, par->c + 1) - out->cp_lo;
+    out.lo = mine.lo;
+    out.n = mine.n;
+    out.cp_lo = ckpt_part_at(T, par->cp, par->c);
+    out.cp_n = ckpt_part_at(T, par->cp, par->c + 1) - out.cp_lo;
     for (int c = 0; c < par->cp && !e->dry; c++)
         for (int t = 0; t < par->tp; t++) {
             int64_t n = ckpt_eng_tokens_of(par, T, c, t).n * H;
-            out->over_model[c * par->tp + t] = n;
+            out.over_model[c * par->tp + t] = n;
             if (c == par->c)
-                out->over_tp[t] = n;
+                out.over_tp[t] = n;
         }
-    return CKPT_OK;
+    return out;
 }
 
 ckpt_status ENG(tokens_gather)(ckpt_eng *e, ckpt_comm *c, const int64_t *counts, const real *x,

@@ -598,9 +598,7 @@ ckpt_status ENG(network_run)(ckpt_eng *e, const ENG(network) * m, const ENG(batc
         return status;
     if (run->backward && (batch->labels == NULL || m->grads == NULL))
         return ckpt_fail(err, CKPT_E_USAGE, "a backward needs labels and room for gradients");
-    status = ENG(tokens_of)(e, ckpt_eng_tokens(batch->seq), m->spec.H, &p.where, err);
-    if (status != CKPT_OK)
-        return status;
+    p.where = ENG(tokens_of)(e, ckpt_eng_tokens(batch->seq), m->spec.H);
     p.T = p.where.n;
     p.seq = batch->seq;
     ckpt_eng_cut cut = {0};
