@@ -293,15 +293,12 @@ ckpt_status ENG(shift_tokens)(ckpt_eng *e, const ckpt_eng_seq *seq, int32_t last
 ckpt_status ENG(loss_weights)(ckpt_eng *e, int64_t T, const int32_t *labels, double share,
                               wreal *weight, ckpt_eng_result *n, ckpt_err *err)
 {
-    (void)err;
     if (e->dry)
         return CKPT_OK;
     n->i = 0;
     for (int64_t t = 0; t < T; t++)
         n->i += labels[t] >= 0;
-    for (int64_t t = 0; t < T; t++)
-        weight[t] = n->i > 0 ? (wreal)(share / (double)n->i) : 0;
-    return CKPT_OK;
+    return ENG(share_weights)(e, T, share, n, weight, err);
 }
 
 ckpt_status ENG(share_weights)(ckpt_eng *e, int64_t T, double share, const ckpt_eng_result *n,
