@@ -5,6 +5,11 @@
 #include "checked.h"
 #include "move.h"
 
+static ckpt_eng_mlp shared_of(const ckpt_eng_moe *m)
+{
+    return (ckpt_eng_mlp){.H = m->H, .F = m->FS, .gated = m->gated};
+}
+
 ckpt_status ENG(moe_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe_saved) * s,
                           ckpt_err *err)
 {
@@ -29,7 +34,7 @@ ckpt_status ENG(moe_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe
         s->gate = ckpt_eng_take(e, rows * m->FE, sizeof(real));
     s->up = ckpt_eng_take(e, rows * m->FE, sizeof(real));
     if (m->FS > 0) {
-        ckpt_eng_mlp shared = {.H = m->H, .F = m->FS, .gated = m->gated};
+        ckpt_eng_mlp shared = shared_of(m);
         CKPT_CHECK(ENG(mlp_save)(e, &shared, T, &s->shared, err));
     }
     if (m->FS > 0 && m->shared_gate) {
@@ -42,11 +47,6 @@ done:
 }
 
 /* ---- shared expert --------------------------------------------------------------------------- */
-
-static ckpt_eng_mlp shared_of(const ckpt_eng_moe *m)
-{
-    return (ckpt_eng_mlp){.H = m->H, .F = m->FS, .gated = m->gated};
-}
 
 /* y += the shared expert, through its gate where there is one. */
 static ckpt_status shared_forward(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
