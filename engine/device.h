@@ -18,7 +18,6 @@ typedef struct ckpt_eng_device {
     const ckpt_cuda_plugin *api;
     ckpt_cuda_card card;
     char name[128];     /* of the card */
-    void *library;      /* dlopen's; NULL: the table was given */
     const int64_t *cu;  /* offsets that the newest bring_seq brought (this process's) ... */
     int64_t *on_device; /* ... and where they are */
 } ckpt_eng_device;

@@ -30,7 +30,6 @@ ckpt_status ckpt_eng_device_load(ckpt_eng_device *d, const char *path, int numbe
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is not a CUDA part of this version", path);
     }
     ckpt_status status = ckpt_eng_device_open(d, api, number, err);
-    d->library = library;
     if (status != CKPT_OK)
         ckpt_eng_device_close(d);
     return status;
