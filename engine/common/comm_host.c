@@ -28,7 +28,7 @@ typedef struct ring {
 typedef struct seat {
     _Alignas(LINE) atomic_uint bell; /* advanced when there may be something to do */
     atomic_uint asleep;
-    atomic_int gone; /* 1: ended well, 2: died */
+    atomic_int gone; /* 1: ended or died */
 } seat;
 
 struct ckpt_comm_host {
@@ -118,16 +118,19 @@ static uint64_t get(ckpt_comm_host *h, int from, int to, void *p, uint64_t n)
 
 /* ---- waiting ---------------------------------------------------------------------------------- */
 
+/* Why the run ended, or NULL. */
+static const char *end_of(const ckpt_comm_host *h)
+{
+    const char *words = ckpt_comm_host_why(h);
+    return words != NULL ? words : atomic_load(&h->stopped) != 0 ? "another rank stopped" : NULL;
+}
+
 static bool run_ended(const ckpt_comm_host *h, char *msg, size_t cap)
 {
-    const char *why = ckpt_comm_host_why(h);
-    if (why != NULL)
-        snprintf(msg, cap, "%s", why);
-    else if (atomic_load(&h->stopped) != 0)
-        snprintf(msg, cap, "another rank stopped");
-    else
-        return false;
-    return true;
+    const char *words = end_of(h);
+    if (words != NULL)
+        snprintf(msg, cap, "%s", words);
+    return words != NULL;
 }
 
 /* Until the bell is not `seen` any more, or a moment has passed. */
@@ -254,7 +257,7 @@ static bool exchange(void *self, const void *const *send, const uint64_t *send_n
                      const uint64_t *recv_n, char *msg, size_t cap)
 {
     end *e = self;
-    way few[8] = {{0}}, *ways = few;
+    way ways[CKPT_COMM_HOST_MAX] = {{0}};
     if (run_ended(e->h, msg, cap))
         return false;
     if (send_n[e->rank] != recv_n[e->rank]) {
@@ -264,15 +267,7 @@ static bool exchange(void *self, const void *const *send, const uint64_t *send_n
     }
     if (recv_n[e->rank] > 0 && recv[e->rank] != send[e->rank])
         memmove(recv[e->rank], send[e->rank], recv_n[e->rank]);
-    if ((size_t)e->size > sizeof few / sizeof *few &&
-        (ways = calloc((size_t)e->size, sizeof *ways)) == NULL) {
-        snprintf(msg, cap, "out of memory for an exchange");
-        return false;
-    }
-    bool ok = exchange_all(e, ways, send, send_n, recv, recv_n, msg, cap);
-    if (ways != few)
-        free(ways);
-    return ok;
+    return exchange_all(e, ways, send, send_n, recv, recv_n, msg, cap);
 }
 
 /* ---- groups ----------------------------------------------------------------------------------- */
@@ -336,9 +331,7 @@ static void stop(void *self, int code)
 
 static const char *why(void *self)
 {
-    const ckpt_comm_host *h = ((end *)self)->h;
-    const char *words = ckpt_comm_host_why(h);
-    return words != NULL ? words : atomic_load(&h->stopped) != 0 ? "another rank stopped" : NULL;
+    return end_of(((end *)self)->h);
 }
 
 static const ckpt_comm_ops ops = {
@@ -395,7 +388,7 @@ void ckpt_comm_host_gone(ckpt_comm_host *h, int rank, const char *why)
         snprintf(h->why, sizeof h->why, "rank %d of %d %s", rank, h->size, why);
         atomic_store(&h->dead, 2);
     }
-    atomic_store(&h->seats[rank].gone, why != NULL ? 2 : 1);
+    atomic_store(&h->seats[rank].gone, 1);
     for (int r = 0; r < h->size; r++)
         wake(&h->seats[r]);
 }
