@@ -3,6 +3,7 @@
 #include "comm.h"
 
 #include "checked.h"
+#include "codec.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -88,31 +89,13 @@ static double larger(double a, double b)
     return a != a || b != b ? a + b : a > b ? a : b;
 }
 
-static float bf16_value(uint16_t x)
-{
-    uint32_t u = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-/* To nearest even; NaN stays NaN. */
-static uint16_t bf16_bits(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(u >> 16 | 0x40u);
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
 static double element(ckpt_comm_type type, const void *x, int64_t i)
 {
     if (type == CKPT_COMM_F64)
         return ((const double *)x)[i];
     if (type == CKPT_COMM_F32)
         return (double)((const float *)x)[i];
-    return (double)bf16_value(((const uint16_t *)x)[i]);
+    return (double)ckpt_f32_of((uint32_t)((const uint16_t *)x)[i] << 16);
 }
 
 /* out[i] = x[0][i] + x[1][i] + ...; x holds `ranks` pieces of n. out may be the first of them. */
@@ -139,7 +122,8 @@ static void combine_host(ckpt_comm_type type, ckpt_comm_op op, const void *x, in
         else if (type == CKPT_COMM_F32)
             ((float *)out)[i] = (float)s;
         else
-            ((uint16_t *)out)[i] = bf16_bits((float)s);
+            ((uint16_t *)out)[i] = /* a NaN is quiet after a sum, so its upper half is one too */
+                (uint16_t)(ckpt_f32_bits(ckpt_bf16_round((float)s)) >> 16);
     }
 }
 
@@ -162,15 +146,14 @@ static ckpt_status reduce_pieces(ckpt_comm *c, plan *p, ckpt_comm_type type, ckp
 {
     const size_t elem = size_of(type);
     const int64_t mine = at[c->rank + 1] - at[c->rank];
-    char *room = NULL;
-    ckpt_status status =
-        find_room(c, x, (uint64_t)mine * (uint64_t)c->size * elem, (void **)&room, err);
+    void *room = NULL;
+    ckpt_status status = find_room(c, x, (uint64_t)mine * (uint64_t)c->size * elem, &room, err);
     if (status != CKPT_OK)
         return status;
     for (int r = 0; r < c->size; r++) {
         p->send[r] = x + (uint64_t)at[r] * elem;
         p->send_n[r] = (uint64_t)(at[r + 1] - at[r]) * elem;
-        p->recv[r] = room + (uint64_t)r * (uint64_t)mine * elem;
+        p->recv[r] = (char *)room + (uint64_t)r * (uint64_t)mine * elem;
         p->recv_n[r] = (uint64_t)mine * elem;
     }
     status = exchange(c, p, err);
