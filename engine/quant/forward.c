@@ -170,15 +170,26 @@ typedef struct forward {
     int64_t step;
 } forward;
 
-static bool nvfp4(const ckpt_quant *q, ckpt_quant_handle h)
+/* Where a handle's operand is quantised: in the calls of a tile, in the solve, in every step of the walk; or
+ * the state itself. */
+typedef enum stage { IN_TILES, IN_SOLVE, IN_WALK, IN_STATE } stage;
+
+static stage stage_of(int h)
 {
-    return q->kind[h] == CKPT_QUANT_NVFP4;
+    if (h == CKPT_HANDLE_KEY_INTERACTION_LHS || h == CKPT_HANDLE_KEY_INTERACTION_RHS ||
+        h == CKPT_HANDLE_OUTPUT_SCORE_LHS || h == CKPT_HANDLE_OUTPUT_SCORE_RHS)
+        return IN_TILES;
+    if (h >= CKPT_HANDLE_WY_VALUE_LHS && h <= CKPT_HANDLE_WY_KEY_RHS)
+        return IN_SOLVE;
+    return h == CKPT_HANDLE_STATE ? IN_STATE : IN_WALK;
 }
 
-static bool nvfp4_tiles(const ckpt_quant *q)
+static bool nvfp4_in(const ckpt_quant *q, stage where)
 {
-    return nvfp4(q, CKPT_HANDLE_KEY_INTERACTION_LHS) || nvfp4(q, CKPT_HANDLE_KEY_INTERACTION_RHS) ||
-           nvfp4(q, CKPT_HANDLE_OUTPUT_SCORE_LHS) || nvfp4(q, CKPT_HANDLE_OUTPUT_SCORE_RHS);
+    for (int h = 0; h < CKPT_HANDLE_COUNT; h++)
+        if (stage_of(h) == where && q->kind[h] == CKPT_QUANT_NVFP4)
+            return true;
+    return false;
 }
 
 /* k_j exp(G_i - G_j) of one pair, rounded as gate_exp says. */
@@ -232,7 +243,7 @@ static void peaks_item(void *arg, int64_t item, int worker)
     const unsigned csr = quant_keep_subnormals();
     f->peaks[item] = (peaks){.u = 0};
     prefix_sums(j, c, item % j->HV, g);
-    if (nvfp4_tiles(j->q)) {
+    if (nvfp4_in(j->q, IN_TILES)) {
         ENG(quant_rows) r;
         ENG(quant_load)(j, c, item % j->HV, at, &r);
         find_tile_peaks(j, c, g, &r, at + QUANT_ROWS_LEN(j->K, j->V), &f->peaks[item]);
@@ -507,35 +518,41 @@ static void walk_item(void *arg, int64_t row, int worker)
 
 /* ---- scales of whole calls -------------------------------------------------------------------- */
 
-#define LARGEST(n, value)                                                                          \
-    float a = 0;                                                                                   \
-    for (int64_t i = 0; i < (n); i++) {                                                            \
-        const float v = value;                                                                     \
-        a = v > a ? v : a;                                                                         \
-    }                                                                                              \
-    return ckpt_nvfp4_global(a, true)
+static float larger(float a, float b)
+{
+    return a > b ? a : b;
+}
 
 /* offset: of a float in peaks. */
+static float peak_at(const forward *f, int64_t item, size_t offset)
+{
+    return *(const float *)(const void *)((const char *)&f->peaks[item] + offset);
+}
+
 static float over_items(const forward *f, size_t offset)
 {
-    LARGEST(f->j.chunks * f->j.HV,
-            *(const float *)(const void *)((const char *)&f->peaks[i] + offset));
+    float most = 0;
+    for (int64_t i = 0; i < f->j.chunks * f->j.HV; i++)
+        most = larger(peak_at(f, i, offset), most);
+    return ckpt_nvfp4_global(most, true);
 }
 
 static float over_states(const forward *f)
 {
-    LARGEST(f->j.seq->n * f->j.HV, f->state_peak[i]);
+    float most = 0;
+    for (int64_t i = 0; i < f->j.seq->n * f->j.HV; i++)
+        most = larger(f->state_peak[i], most);
+    return ckpt_nvfp4_global(most, true);
 }
 
 static float over_step(const forward *f, size_t offset)
 {
-    const int64_t rows = f->j.seq->n * f->j.HV;
-    LARGEST(
-        rows,
-        item_at(&f->j, i, f->step) < 0
-            ? 0
-            : *(const float *)(const void *)((const char *)&f->peaks[item_at(&f->j, i, f->step)] +
-                                             offset));
+    float most = 0;
+    for (int64_t i = 0; i < f->j.seq->n * f->j.HV; i++) {
+        const int64_t item = item_at(&f->j, i, f->step);
+        most = item < 0 ? most : larger(peak_at(f, item, offset), most);
+    }
+    return ckpt_nvfp4_global(most, true);
 }
 
 static void set_tiles(const forward *f)
@@ -583,27 +600,11 @@ static int64_t most_steps(const ENG(quant_job) * j)
     return most;
 }
 
-static bool nvfp4_walk(const ckpt_quant *q)
-{
-    static const ckpt_quant_handle walk[] = {CKPT_HANDLE_W,
-                                             CKPT_HANDLE_STATE_READ_RHS,
-                                             CKPT_HANDLE_OUTPUT_STATE_LHS,
-                                             CKPT_HANDLE_OUTPUT_STATE_RHS,
-                                             CKPT_HANDLE_OUTPUT_VALUE_LHS,
-                                             CKPT_HANDLE_OUTPUT_VALUE_RHS,
-                                             CKPT_HANDLE_STATE_UPDATE_LHS,
-                                             CKPT_HANDLE_STATE_UPDATE_RHS};
-    for (size_t i = 0; i < sizeof walk / sizeof *walk; i++)
-        if (nvfp4(q, walk[i]))
-            return true;
-    return false;
-}
-
 static void walk(const ckpt_eng *e, forward *f)
 {
     const int64_t rows = f->j.seq->n * f->j.HV, steps = most_steps(&f->j);
     ckpt_eng_parallel(e, rows, start_item, f);
-    if (!nvfp4_walk(f->j.q)) {
+    if (!nvfp4_in(f->j.q, IN_WALK)) {
         ckpt_eng_parallel(e, rows, walk_item, f);
         return;
     }
@@ -620,10 +621,11 @@ static void report_on(const forward *f, ckpt_quant_report *r)
     const ckpt_quant *q = f->j.q;
     const int64_t steps = most_steps(&f->j), items = f->j.chunks * f->j.HV;
     for (int h = 0; h < CKPT_HANDLE_COUNT; h++) {
-        bool tiles = h == CKPT_HANDLE_KEY_INTERACTION_LHS || h == CKPT_HANDLE_KEY_INTERACTION_RHS ||
-                     h == CKPT_HANDLE_OUTPUT_SCORE_LHS || h == CKPT_HANDLE_OUTPUT_SCORE_RHS;
-        bool once = h >= CKPT_HANDLE_WY_VALUE_LHS && h <= CKPT_HANDLE_WY_KEY_RHS;
-        int64_t calls = tiles ? N_TILES : once ? 1 : h == CKPT_HANDLE_STATE ? steps + 1 : steps;
+        const stage at = stage_of(h);
+        const int64_t calls = at == IN_TILES   ? N_TILES
+                              : at == IN_SOLVE ? 1
+                              : at == IN_WALK  ? steps
+                                               : steps + 1;
         r->calls[h] += q->kind[h] != CKPT_QUANT_OFF ? calls : 0;
     }
     for (int64_t i = 0; i < items; i++) {
