@@ -4,7 +4,6 @@
 #include "network_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "context.h"
 #include "plan.h"

@@ -19,6 +19,22 @@ static ckpt_status no_memory(const ckpt_trainer *t, ckpt_err *err)
                      (long long)t->net.n_elements);
 }
 
+/* Room for n elements in place of what *room was. */
+static ckpt_status renew(const ckpt_trainer *t, int64_t n, float **room, ckpt_err *err)
+{
+    free(*room);
+    *room = malloc((size_t)n * sizeof **room + 1);
+    return *room != NULL ? CKPT_OK : no_memory(t, err);
+}
+
+/* n elements of a device's memory in such room. */
+static ckpt_status bring(const ckpt_trainer *t, int64_t n, const float *x, float **room,
+                         ckpt_err *err)
+{
+    ckpt_status status = renew(t, n, room, err);
+    return status != CKPT_OK ? status : ckpt_eng_get(&t->e, *room, x, (size_t)n * sizeof *x, err);
+}
+
 static ckpt_status check_config(const ckpt_train_config *c, ckpt_err *err)
 {
     int64_t tokens;
@@ -486,10 +502,7 @@ bool ckpt_trainer_bad(const ckpt_trainer *t, ckpt_train_bad *out)
             const float *x = kinds[k].flat + s->at;
             const char *state = kinds[k].flat == t->m && s->muon ? "momentum" : kinds[k].state;
             if (t->e.device != NULL) {
-                size_t bytes = (size_t)t->net.params[i].n * sizeof *x;
-                free(here);
-                here = malloc(bytes + 1);
-                if (here == NULL || ckpt_eng_get(&t->e, here, x, bytes, NULL) != CKPT_OK)
+                if (bring(t, t->net.params[i].n, x, &here, NULL) != CKPT_OK)
                     break; /* nothing is known of it; a step will say */
                 x = here;
             }
@@ -541,11 +554,7 @@ static ckpt_status balance(ckpt_trainer *t, ckpt_err *err)
             ckpt_optim_router_bias(E, t->counts + b * E, rate, bias);
             continue;
         }
-        free(here);
-        here = malloc((size_t)E * sizeof *here);
-        if (here == NULL)
-            return no_memory(t, err);
-        CKPT_CHECK(ckpt_eng_get(&t->e, here, bias, (size_t)E * sizeof *here, err));
+        CKPT_CHECK(bring(t, E, bias, &here, err));
         ckpt_optim_router_bias(E, t->counts + b * E, rate, here);
         CKPT_CHECK(ckpt_eng_put(&t->e, bias, here, (size_t)E * sizeof *here, err));
     }
@@ -675,12 +684,8 @@ ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list,
         const float *flat = flat_of(t, &list[k], &state), *from = flat + t->slots[i].at;
         if (t->e.par != NULL) {
             (void)ckpt_numel(t->net.params[i].box.rank, t->net.params[i].box.dims, &numel);
-            free(whole);
-            whole = data != NULL ? malloc((size_t)numel * sizeof *whole + 1) : NULL;
-            if (data != NULL && whole == NULL) {
-                status = no_memory(t, err);
-                goto done;
-            }
+            if (data != NULL)
+                CKPT_CHECK(renew(t, numel, &whole, err));
             CKPT_CHECK(ckpt_spread_gather(t, i, flat, state, whole, err));
             from = whole;
         }
@@ -688,13 +693,7 @@ ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list,
             continue;
         uint8_t *out = data + list[k].offset;
         if (t->e.device != NULL && list[k].dtype == CKPT_BF16) {
-            free(whole);
-            whole = malloc((size_t)numel * sizeof *whole + 1);
-            if (whole == NULL) {
-                status = no_memory(t, err);
-                goto done;
-            }
-            CKPT_CHECK(ckpt_eng_get(&t->e, whole, from, (size_t)numel * sizeof *from, err));
+            CKPT_CHECK(bring(t, numel, from, &whole, err));
             from = whole;
         } else if (t->e.device != NULL) {
             CKPT_CHECK(ckpt_eng_get(&t->e, out, from, (size_t)numel * sizeof *from, err));
