@@ -74,51 +74,28 @@ DEV ckpt_cuda_part part_of(const att_args &p, int64_t i)
         return p.parts[i];
     return ckpt_cuda_part{i, 0, p.cu[i + 1] - p.cu[i], p.cu[i]};
 }
-template <bool KEYS> DEV int64_t length_of(const att_args &p, int64_t i)
-{
-    return KEYS || !p.parts ? p.cu[i + 1] - p.cu[i] : p.parts[i].n;
-}
-/* Of items cut into tiles, the item and the tile in it that is number `at`; -1 beyond the last. By T
- * threads; s: 2 T + 2 numbers. Items: sequences (KEYS) or parts. */
+template <bool KEYS> struct att_items {
+    static DEV int64_t rows(const att_args &p, int64_t i)
+    {
+        return KEYS || !p.parts ? p.cu[i + 1] - p.cu[i] : p.parts[i].n;
+    }
+    static DEV int64_t place(const att_args &, int64_t, int64_t n, int)
+    {
+        return n;
+    }
+};
+/* The item and the tile in it that is number `at`; -1 beyond the last. By T threads; s: 2 T + 2 numbers.
+ * Items: sequences (KEYS) or parts. */
 template <bool KEYS, int T>
 DEV int64_t find_tile(const att_args &p, int64_t at, int size, int64_t *s, int64_t *tile)
 {
+    typedef att_items<KEYS> I;
     const int64_t items = KEYS ? p.n_seq : p.n_parts;
     if (items == 1) {
         *tile = at;
-        return at < ceil_div(length_of<KEYS>(p, 0), size) ? 0 : -1;
+        return at < ceil_div(I::rows(p, 0), size) ? 0 : -1;
     }
-    const int64_t per = ceil_div(items, T), lo = threadIdx.x * per;
-    const int64_t hi = lo + per < items ? lo + per : items;
-    int64_t own = 0;
-    for (int64_t i = lo; i < hi; i++)
-        own += ceil_div(length_of<KEYS>(p, i), size);
-    s[threadIdx.x] = own;
-    if (threadIdx.x == 0)
-        s[2 * T] = -1;
-    sync_block();
-    int64_t *from = s, *to = s + T;
-    for (int step = 1; step < T; step *= 2) {
-        const int i = (int)threadIdx.x;
-        to[i] = from[i] + (i >= step ? from[i - step] : 0);
-        sync_block();
-        int64_t *swap = from;
-        from = to, to = swap;
-    }
-    int64_t before = from[threadIdx.x] - own;
-    for (int64_t i = lo; i < hi; i++) {
-        const int64_t here = ceil_div(length_of<KEYS>(p, i), size);
-        if (at >= before && at < before + here) {
-            s[2 * T] = i;
-            s[2 * T + 1] = at - before;
-        }
-        before += here;
-    }
-    sync_block();
-    const int64_t found = s[2 * T];
-    *tile = s[2 * T + 1];
-    sync_block(); /* s is memory of tiles from here on */
-    return found;
+    return find_piece<T, I>(p, items, at, size, s, tile);
 }
 
 /* Query rows of a block: n rows from `row` of q, tokens i0 .. of the sequence that begins at base. */

@@ -22,41 +22,17 @@ struct group_args {
     bool weights;            /* dw: p.m, p.n are the sizes of every expert, its rows are k */
 };
 
-/* The expert and first row of row tile `at`; -1 beyond the last. s: 2 THREADS + 2 numbers. */
-DEV int64_t find_rows(const group_args &g, int64_t at, int tile, int64_t *s, int64_t *row)
-{
-    const int64_t per = ceil_div(g.E, THREADS), lo = threadIdx.x * per;
-    const int64_t hi = lo + per < g.E ? lo + per : g.E;
-    int64_t own = 0, before = 0;
-    for (int64_t i = lo; i < hi; i++)
-        own += ceil_div(g.first[i + 1] - g.first[i], tile);
-    s[threadIdx.x] = own;
-    if (threadIdx.x == 0)
-        s[2 * THREADS] = -1;
-    sync_block();
-    int64_t *from = s, *to = s + THREADS;
-    for (int step = 1; step < THREADS; step *= 2) {
-        const int i = (int)threadIdx.x;
-        to[i] = from[i] + (i >= step ? from[i - step] : 0);
-        sync_block();
-        int64_t *swap = from;
-        from = to, to = swap;
+/* Of find_piece: experts, and the first row of a tile. */
+struct expert_rows {
+    static DEV int64_t rows(const group_args &g, int64_t i)
+    {
+        return g.first[i + 1] - g.first[i];
     }
-    before = from[threadIdx.x] - own;
-    for (int64_t i = lo; i < hi; i++) {
-        const int64_t here = ceil_div(g.first[i + 1] - g.first[i], tile);
-        if (at >= before && at < before + here) {
-            s[2 * THREADS] = i;
-            s[2 * THREADS + 1] = g.first[i] + (at - before) * tile;
-        }
-        before += here;
+    static DEV int64_t place(const group_args &g, int64_t i, int64_t n, int tile)
+    {
+        return g.first[i] + n * tile;
     }
-    sync_block();
-    const int64_t found = s[2 * THREADS];
-    *row = s[2 * THREADS + 1];
-    sync_block(); /* s is the tile's memory from here on */
-    return found;
-}
+};
 DEV const void *plus(const void *p, ckpt_cuda_type t, int64_t elements)
 {
     return (const char *)p + elements * (t == CKPT_CUDA_BF16 ? 2 : 4);
@@ -81,7 +57,7 @@ DEV bool find(const group_args &g, int tile, int64_t *s, ckpt_cuda_product *p, i
         return p->c && p->k > 0;
     }
     int64_t row;
-    const int64_t i = find_rows(g, *m0 / tile, tile, s, &row);
+    const int64_t i = find_piece<THREADS, expert_rows>(g, g.E, *m0 / tile, tile, s, &row);
     if (i < 0)
         return false;
     p->m = g.first[i + 1] - row;

@@ -104,12 +104,53 @@ template <int G> DEV float group_sum(float x, float *s)
     return x;
 }
 
-/* ---- launchers ------------------------------------------------------------------------------ */
+/* ---- tiles ---------------------------------------------------------------------------------- */
 
 HOST_DEV int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
 }
+/* Of items cut into tiles of `size`, the item that tile number `at` is of, -1 beyond the last, and where in it
+ * the tile is. By T threads, all of which get both; s: 2 T + 2 numbers. I::rows(p, item): of an item;
+ * I::place(p, item, n, size): of its n-th tile. */
+template <int T, class I, class P>
+DEV int64_t find_piece(const P &p, int64_t items, int64_t at, int size, int64_t *s, int64_t *place)
+{
+    const int64_t per = ceil_div(items, T), lo = threadIdx.x * per;
+    const int64_t hi = lo + per < items ? lo + per : items;
+    int64_t own = 0;
+    for (int64_t i = lo; i < hi; i++)
+        own += ceil_div(I::rows(p, i), size);
+    s[threadIdx.x] = own;
+    if (threadIdx.x == 0)
+        s[2 * T] = -1;
+    sync_block();
+    int64_t *from = s, *to = s + T;
+    for (int step = 1; step < T; step *= 2) {
+        const int i = (int)threadIdx.x;
+        to[i] = from[i] + (i >= step ? from[i - step] : 0);
+        sync_block();
+        int64_t *swap = from;
+        from = to, to = swap;
+    }
+    int64_t before = from[threadIdx.x] - own;
+    for (int64_t i = lo; i < hi; i++) {
+        const int64_t here = ceil_div(I::rows(p, i), size);
+        if (at >= before && at < before + here) {
+            s[2 * T] = i;
+            s[2 * T + 1] = I::place(p, i, at - before, size);
+        }
+        before += here;
+    }
+    sync_block();
+    const int64_t found = s[2 * T];
+    *place = s[2 * T + 1];
+    sync_block(); /* s is memory of tiles from here on */
+    return found;
+}
+
+/* ---- launchers ------------------------------------------------------------------------------ */
+
 /* The kernel of the context's element type, on its stream. */
 #define LAUNCH_OF(c, kernel, grid, block, smem, ...)                                               \
     do {                                                                                           \
