@@ -128,22 +128,17 @@ bool has_mma(const ckpt_cuda_product *p)
 template <bool TA, bool TB, class EC>
 ckpt_status start_mma(const ckpt_cuda *c, int64_t blocks, const group_args &g, ckpt_err *err)
 {
-    int limit;
-    const ckpt_status status = room(mma_products<TA, TB, EC>, MMA_BYTES, &limit, err);
+    const ckpt_status status = shared_fits("a product", mma_products<TA, TB, EC>, MMA_BYTES, err);
     if (status != CKPT_OK)
         return status;
-    if (limit < MMA_BYTES)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "a product on CUDA: %d bytes of shared memory, the card has %d", MMA_BYTES,
-                         limit);
     LAUNCH((mma_products<TA, TB, EC>), blocks, THREADS, MMA_BYTES, stream_of(c->stream), g);
     return launched("a product", err);
 }
-/* Row tiles that n rows of E experts need at most, or of one product. */
+/* Row tiles that n rows of all experts need at most, or of one product. */
 int64_t row_tiles(const group_args &g, int tile, int64_t n)
 {
     if (g.first && !g.weights)
-        return n / tile + (n < g.E ? n : g.E);
+        return tiles_of(n, g.E, tile);
     return ceil_div(g.p.m, tile);
 }
 ckpt_status start_own(const ckpt_cuda *c, group_args g, int64_t n, ckpt_err *err)

@@ -110,6 +110,11 @@ HOST_DEV int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
 }
+/* Tiles of `size` that n rows in `items` pieces have at most. */
+inline int64_t tiles_of(int64_t n, int64_t items, int64_t size)
+{
+    return n / size + (n < items ? n : items);
+}
 /* Of items cut into tiles of `size`, the item that tile number `at` is of, -1 beyond the last, and where in it
  * the tile is. By T threads, all of which get both; s: 2 T + 2 numbers. I::rows(p, item): of an item;
  * I::place(p, item, n, size): of its n-th tile. */
@@ -191,6 +196,17 @@ inline ckpt_status grid_fits(const char *what, int64_t blocks, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s on CUDA: %lld blocks", what,
                          (long long)blocks);
     return CKPT_OK;
+}
+/* Let a kernel use `bytes` of dynamic shared memory. */
+template <class K> ckpt_status shared_fits(const char *what, K *kernel, int bytes, ckpt_err *err)
+{
+    int limit;
+    const ckpt_status status = room(kernel, bytes, &limit, err);
+    if (status == CKPT_OK && limit < bytes)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s on CUDA: %d bytes of shared memory, the card has %d", what, bytes,
+                         limit);
+    return status;
 }
 /* Rows a piece of a sum takes: at most CKPT_CUDA_PARTS pieces, whole multiples of `per`. */
 inline int64_t piece_of(int64_t rows, int64_t per)
