@@ -51,6 +51,34 @@ template <class E, int DK, int DV> struct bwd_of : att_shape<E, DK, DV> {
 
 /* ---- dq ------------------------------------------------------------------------------------- */
 
+/* lse, in log2 units, and D of this lane's two rows. */
+DEV void load_rows(const att_args &p, const query_tile &t, int m0, float (&lse)[2], float (&D)[2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = m0 + (lane() >> 2) + 8 * h;
+        const int64_t at = (t.row + r) * p.N + t.head;
+        lse[h] = r < t.n ? p.lse[at] * LOG2E : INFINITY;
+        D[h] = r < t.n ? p.D[at] : 0.f;
+    }
+}
+/* This warp's 16 rows of dq. */
+template <class E, int NK>
+DEV void store_queries(const att_args &p, const query_tile &t, int m0, float (&dq)[NK][4])
+{
+    const int g = lane() >> 2, c0 = 2 * (lane() & 3);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = m0 + g + 8 * h;
+        E *to = (E *)p.dq + ((t.row + r) * p.N + t.head) * p.DK;
+#pragma unroll
+        for (int n = 0; n < NK; n++)
+            if (r < t.n)
+                store_two(to, 8 * n + c0, p.DK, p.even_k, dq[n][2 * h] * p.scale,
+                          dq[n][2 * h + 1] * p.scale);
+    }
+}
+
 template <class E, int DK, int DV> KERNEL((bwd_of<E, DK, DV>::threads), 1) attend_dq(att_args p)
 {
     SHARED_MEMORY(memory);
@@ -67,13 +95,7 @@ template <class E, int DK, int DV> KERNEL((bwd_of<E, DK, DV>::threads), 1) atten
     const E *v = (const E *)p.v + (t.base * p.G + t.g) * p.DV;
     float dq[1][DK / 8][4], lse[2], D[2];
     clear(dq);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int r = m0 + g + 8 * h;
-        const int64_t at = (t.row + r) * p.N + t.head;
-        lse[h] = r < t.n ? p.lse[at] * LOG2E : INFINITY;
-        D[h] = r < t.n ? p.D[at] : 0.f;
-    }
+    load_rows(p, t, m0, lse, D);
     load_tile<F::rows, DK, T>(sq, (const E *)p.q + (t.row * p.N + t.head) * p.DK, p.N * p.DK, t.n,
                               p.DK, p.wide_k);
     load_tile<F::rows, DV, T>(sd, (const E *)p.d_o + (t.row * p.N + t.head) * p.DV, p.N * p.DV, t.n,
@@ -109,16 +131,7 @@ template <class E, int DK, int DV> KERNEL((bwd_of<E, DK, DV>::threads), 1) atten
             }
         add_weighted(dq, s, Col<E>{sk + at * F::dq_k, PK}, m0, left);
     }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int r = m0 + g + 8 * h;
-        E *to = (E *)p.dq + ((t.row + r) * p.N + t.head) * p.DK;
-#pragma unroll
-        for (int n = 0; n < DK / 8; n++)
-            if (r < t.n)
-                store_two(to, 8 * n + c0, p.DK, p.even_k, dq[0][n][2 * h] * p.scale,
-                          dq[0][n][2 * h + 1] * p.scale);
-    }
+    store_queries<E>(p, t, m0, dq[0]);
 }
 
 /* ---- dk, dv --------------------------------------------------------------------------------- */

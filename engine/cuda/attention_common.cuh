@@ -145,6 +145,14 @@ DEV void load_tile(E *s, const E *x, int64_t ld, int64_t n, int64_t D, bool wide
 
 /* ---- products ------------------------------------------------------------------------------- */
 
+/* Two neighbouring tiles of an accumulator as the left side of a product. */
+DEV void pack_left(uint32_t (&w)[4], const float (&x)[4], const float (&y)[4])
+{
+    w[0] = pack_bf16(x[0], x[1]);
+    w[1] = pack_bf16(x[2], x[3]);
+    w[2] = pack_bf16(y[0], y[1]);
+    w[3] = pack_bf16(y[2], y[3]);
+}
 /* acc [rows, 8 NT] += s [rows, 8 KT] B, both accumulators of this warp from row m0. t: its rows of the left
  * side, f32 only. */
 template <int MT, int NT, int KT, class B>
@@ -154,12 +162,8 @@ DEV void add_weighted(float (&acc)[MT][NT][4], float (&s)[MT][KT][4], const B &b
     for (int k = 0; k < KT / 2; k++) {
         uint32_t fa[MT][4], fb[4];
 #pragma unroll
-        for (int i = 0; i < MT; i++) {
-            fa[i][0] = pack_bf16(s[i][2 * k][0], s[i][2 * k][1]);
-            fa[i][1] = pack_bf16(s[i][2 * k][2], s[i][2 * k][3]);
-            fa[i][2] = pack_bf16(s[i][2 * k + 1][0], s[i][2 * k + 1][1]);
-            fa[i][3] = pack_bf16(s[i][2 * k + 1][2], s[i][2 * k + 1][3]);
-        }
+        for (int i = 0; i < MT; i++)
+            pack_left(fa[i], s[i][2 * k], s[i][2 * k + 1]);
 #pragma unroll
         for (int j = 0; j < NT / 2; j++) {
             frag_b(fb, b, 16 * j, 16 * k);

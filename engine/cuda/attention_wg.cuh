@@ -72,12 +72,8 @@ DEV void add_rows(float (&d)[N / 8][4], uint32_t (&w)[R / 16][4], const bf16 *b)
 template <int NT> DEV void pack(uint32_t (&w)[NT / 2][4], const float (&s)[NT][4])
 {
 #pragma unroll
-    for (int k = 0; k < NT / 2; k++) {
-        w[k][0] = pack_bf16(s[2 * k][0], s[2 * k][1]);
-        w[k][1] = pack_bf16(s[2 * k][2], s[2 * k][3]);
-        w[k][2] = pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]);
-        w[k][3] = pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3]);
-    }
+    for (int k = 0; k < NT / 2; k++)
+        pack_left(w[k], s[2 * k], s[2 * k + 1]);
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
@@ -170,13 +166,7 @@ template <int DK, int DV> DEV void dq_wg_block(const att_args &p, bf16 *sq, cons
     float dq[1][DK / 8][4], lse[2], D[2];
     uint32_t w[B / 16][4];
     clear(dq);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int r = m0 + g + 8 * h;
-        const int64_t to = (t.row + r) * p.N + t.head;
-        lse[h] = r < t.n ? p.lse[to] * LOG2E : INFINITY;
-        D[h] = r < t.n ? p.D[to] : 0.f;
-    }
+    load_rows(p, t, m0, lse, D);
     auto load = [&](int at, int64_t j0) {
         if (j0 < keys) {
             load_panels<B, DK, T>(sk + at * B * DK, k + j0 * ldk, ldk, keys - j0, p.DK, p.wide_k);
@@ -227,16 +217,7 @@ template <int DK, int DV> DEV void dq_wg_block(const att_args &p, bf16 *sq, cons
     }
     products_wait<0>();
     hold(dq[0]);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int r = m0 + g + 8 * h;
-        bf16 *to = (bf16 *)p.dq + ((t.row + r) * p.N + t.head) * p.DK;
-#pragma unroll
-        for (int n = 0; n < DK / 8; n++)
-            if (r < t.n)
-                store_two(to, 8 * n + c0, p.DK, p.even_k, dq[0][n][2 * h] * p.scale,
-                          dq[0][n][2 * h + 1] * p.scale);
-    }
+    store_queries<bf16>(p, t, m0, dq[0]);
 }
 
 /* ---- dk, dv --------------------------------------------------------------------------------- */
