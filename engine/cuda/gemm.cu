@@ -363,12 +363,8 @@ ckpt_status ckpt_cuda_linear_dw(const ckpt_cuda *c, int64_t T, int64_t n_in, int
     status = grid_fits("linear backward", parts * bands, err);
     if (status != CKPT_OK)
         return status;
-    if (c->type == CKPT_CUDA_BF16)
-        LAUNCH(row_sums<bf16>, parts * bands, THREADS, 0, stream, (const bf16 *)dy, T, n_out, lddy,
-               piece, bands, partial);
-    else
-        LAUNCH(row_sums<float>, parts * bands, THREADS, 0, stream, (const float *)dy, T, n_out,
-               lddy, piece, bands, partial);
+    LAUNCH_OF(c, row_sums, parts * bands, THREADS, 0, (const T_ *)dy, T, n_out, lddy, piece, bands,
+              partial);
     status = launched("linear backward", err);
     return status == CKPT_OK ? sum_columns(stream, partial, parts, n_out, n_out, true, dbias, err)
                              : status;

@@ -156,13 +156,16 @@ DEV int64_t find_piece(const P &p, int64_t items, int64_t at, int size, int64_t 
 
 /* ---- launchers ------------------------------------------------------------------------------ */
 
-/* The kernel of the context's element type, on its stream. */
+/* The kernel of the context's element type, on its stream. Arguments may name that type T_. */
 #define LAUNCH_OF(c, kernel, grid, block, smem, ...)                                               \
     do {                                                                                           \
-        if ((c)->type == CKPT_CUDA_BF16)                                                           \
+        if ((c)->type == CKPT_CUDA_BF16) {                                                         \
+            [[maybe_unused]] typedef bf16 T_;                                                      \
             LAUNCH(kernel<bf16>, grid, block, smem, stream_of((c)->stream), __VA_ARGS__);          \
-        else                                                                                       \
+        } else {                                                                                   \
+            [[maybe_unused]] typedef float T_;                                                     \
             LAUNCH(kernel<float>, grid, block, smem, stream_of((c)->stream), __VA_ARGS__);         \
+        }                                                                                          \
     } while (0)
 
 inline ckpt_status launched(const char *what, ckpt_err *err)

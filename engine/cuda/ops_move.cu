@@ -365,24 +365,12 @@ ckpt_status check(const char *what, const ckpt_cuda *c, int64_t n, int64_t per_b
 
 using namespace kda;
 
-/* As LAUNCH_OF, for kernels whose arguments have the element type. */
-#define LAUNCH_TYPED(c, kernel, grid, smem, ...)                                                   \
-    do {                                                                                           \
-        if ((c)->type == CKPT_CUDA_BF16) {                                                         \
-            typedef bf16 T_;                                                                       \
-            LAUNCH(kernel<bf16>, grid, THREADS, smem, stream_of((c)->stream), __VA_ARGS__);        \
-        } else {                                                                                   \
-            typedef float T_;                                                                      \
-            LAUNCH(kernel<float>, grid, THREADS, smem, stream_of((c)->stream), __VA_ARGS__);       \
-        }                                                                                          \
-    } while (0)
-
 ckpt_status ckpt_cuda_add(const ckpt_cuda *c, int64_t n, const void *x, void *y, ckpt_err *err)
 {
     const ckpt_status status = check("add", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
-    LAUNCH_TYPED(c, add, ceil_div(n, THREADS), 0, n, (const T_ *)x, (T_ *)y);
+    LAUNCH_OF(c, add, ceil_div(n, THREADS), THREADS, 0, n, (const T_ *)x, (T_ *)y);
     return launched("add", err);
 }
 
@@ -400,7 +388,7 @@ ckpt_status ckpt_cuda_widen(const ckpt_cuda *c, int64_t n, const void *x, float 
     const ckpt_status status = check("widen", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
-    LAUNCH_TYPED(c, widen, ceil_div(n, THREADS), 0, n, (const T_ *)x, to);
+    LAUNCH_OF(c, widen, ceil_div(n, THREADS), THREADS, 0, n, (const T_ *)x, to);
     return launched("widen", err);
 }
 
@@ -409,7 +397,7 @@ ckpt_status ckpt_cuda_narrow(const ckpt_cuda *c, int64_t n, const float *x, void
     const ckpt_status status = check("narrow", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
-    LAUNCH_TYPED(c, narrow, ceil_div(n, THREADS), 0, n, x, (T_ *)to);
+    LAUNCH_OF(c, narrow, ceil_div(n, THREADS), THREADS, 0, n, x, (T_ *)to);
     return launched("narrow", err);
 }
 
@@ -547,7 +535,8 @@ ckpt_status ckpt_cuda_watch(const ckpt_cuda *c, int64_t n, const void *x, int64_
     int64_t piece = ceil_div(ceil_div(n, MOST_BLOCKS), THREADS) * THREADS;
     const int64_t blocks = n > 0 ? ceil_div(n, piece) : 0;
     if (blocks > 0)
-        LAUNCH_TYPED(c, watch, blocks, THREADS * 8, n, piece, (const T_ *)x, (int64_t *)c->work);
+        LAUNCH_OF(c, watch, blocks, THREADS, THREADS * 8, n, piece, (const T_ *)x,
+                  (int64_t *)c->work);
     LAUNCH(watch_end<0>, 1, THREADS, THREADS * 8, stream_of(c->stream), blocks,
            (const int64_t *)c->work, at);
     return launched("watch", err);
