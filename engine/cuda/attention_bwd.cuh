@@ -18,7 +18,7 @@ namespace kda
 /* D [rows, N]: a warp a row of a head. */
 template <class E> KERNEL(THREADS, 1) attend_dots(att_args p, int64_t n, float *D)
 {
-    const int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int64_t i = warp_of();
     float sum = 0;
     if (i >= n)
         return;

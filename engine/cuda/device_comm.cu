@@ -49,7 +49,7 @@ template <class T>
 KERNEL(THREADS, 1)
 combine_ranks(const T *x, int ranks, int64_t n, bool largest, T *out)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t i = index_of();
     if (i >= n)
         return;
     double s = wide(x[i]);
@@ -62,7 +62,7 @@ combine_ranks(const T *x, int ranks, int64_t n, bool largest, T *out)
 KERNEL(THREADS, 1)
 combine_whole(const int64_t *x, int ranks, int64_t n, bool largest, int64_t *out)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t i = index_of();
     if (i >= n)
         return;
     int64_t s = x[i];

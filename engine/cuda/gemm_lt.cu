@@ -105,7 +105,7 @@ namespace
 
 KERNEL(THREADS, 1) round_bias(const float *bias, int64_t n, bf16 *out)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t i = kda::index_of();
     if (i < n)
         out[i] = kda::cast<bf16>(bias[i]);
 }

@@ -24,7 +24,7 @@ struct mix {
 };
 template <class A, class B, class O> KERNEL(THREADS, 1) mixed(mix p)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, r = i / p.n, d = i % p.n;
+    const int64_t i = index_of(), r = i / p.n, d = i % p.n;
     if (r >= p.rows)
         return;
     float x = 0;
@@ -45,7 +45,7 @@ struct fold {
 };
 template <class E, class F> KERNEL(THREADS, 1) folded(fold p)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, r = i / p.n, d = i % p.n;
+    const int64_t i = index_of(), r = i / p.n, d = i % p.n;
     if (r >= p.rows)
         return;
     float x = 0;
@@ -62,7 +62,7 @@ template <class F>
 KERNEL(THREADS, 1)
 summed(int64_t rows, int64_t n, int64_t D, const float *a, F *out)
 {
-    const int64_t r = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int64_t r = warp_of();
     float x = 0;
     for (int64_t d = lane(); d < n && r < rows; d += 32)
         x += a[r * D + d];
@@ -75,7 +75,7 @@ summed(int64_t rows, int64_t n, int64_t D, const float *a, F *out)
 KERNEL(THREADS, 1)
 resized(int64_t n, int64_t K0, int64_t V0, int64_t K1, int64_t V1, const float *from, float *to)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t i = index_of();
     const int64_t s = i / (K1 * V1), k = i / V1 % K1, v = i % V1;
     if (s < n)
         to[i] = k < K0 && v < V0 ? from[(s * K0 + k) * V0 + v] : 0.f;

@@ -19,6 +19,16 @@ constexpr int THREADS = 256;
 #define HOST_DEV __host__ __device__ __forceinline__
 #endif
 
+/* Of this thread, and of its warp. */
+DEV int64_t index_of()
+{
+    return (int64_t)blockIdx.x * THREADS + threadIdx.x;
+}
+DEV int64_t warp_of()
+{
+    return (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+}
+
 /* ---- loads and stores ----------------------------------------------------------------------- */
 
 /* Elements at .. at+N-1 of a row of `end`, zeros beyond it. wide: rows begin at multiples of N. */

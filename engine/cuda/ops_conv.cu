@@ -311,7 +311,7 @@ conv_back(conv_args p)
 /* The history after each sequence; rows move to lower places only, so it may be the old array. */
 template <class E> KERNEL(THREADS, 1) conv_last(conv_args p)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, n = i / p.C, c = i % p.C;
+    const int64_t i = index_of(), n = i / p.C, c = i % p.C;
     const int64_t keep = p.W - 1;
     if (n >= p.N)
         return;
@@ -330,7 +330,7 @@ template <class E> KERNEL(THREADS, 1) conv_last(conv_args p)
 /* Gradient of the history: the first W - 1 tokens of a sequence look into it. */
 template <class E, int WT> KERNEL(THREADS, 1) conv_history(conv_args p)
 {
-    const int64_t per = ceil_div(p.C, VC), i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t per = ceil_div(p.C, VC), i = index_of();
     const int64_t n = i / per, c = i % per * VC, keep = p.W - 1;
     if (n >= p.N)
         return;

@@ -115,7 +115,7 @@ template <class E> KERNEL(THREADS, 1) gate_back(gate_args p)
 /* out [heads] += the K columns of each head, in order. */
 KERNEL(THREADS, 1) head_sums(const float *columns, int64_t heads, int64_t K, float *out)
 {
-    const int64_t h = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t h = index_of();
     if (h >= heads)
         return;
     float sum = 0;

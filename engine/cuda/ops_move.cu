@@ -14,15 +14,6 @@ namespace
 
 constexpr int WARPS = THREADS / 32, MOST_BLOCKS = CKPT_CUDA_WATCH / 8;
 
-DEV int64_t index_of()
-{
-    return (int64_t)blockIdx.x * THREADS + threadIdx.x;
-}
-DEV int64_t row_of()
-{
-    return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-}
-
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
 template <class E> KERNEL(THREADS, 1) add(int64_t n, const E *x, E *y)
@@ -130,7 +121,7 @@ struct gate_args {
 /* A warp a row. */
 template <class E> KERNEL(THREADS, 1) gate_heads(gate_args p)
 {
-    const int64_t r = row_of();
+    const int64_t r = warp_of();
     if (r >= p.rows)
         return;
     const E *o = (const E *)p.o + r * p.D, *g = (const E *)p.g + r * p.per;
@@ -139,7 +130,7 @@ template <class E> KERNEL(THREADS, 1) gate_heads(gate_args p)
 }
 template <class E> KERNEL(THREADS, 1) gate_heads_back(gate_args p)
 {
-    const int64_t r = row_of();
+    const int64_t r = warp_of();
     if (r >= p.rows)
         return;
     const E *o = (const E *)p.o + r * p.D, *g = (const E *)p.g + r * p.per;
@@ -287,7 +278,7 @@ template <class E> KERNEL(THREADS, 1) experts_act(act_args p)
 /* A warp a row. */
 template <class E> KERNEL(THREADS, 1) experts_act_back(act_args p)
 {
-    const int64_t r = row_of();
+    const int64_t r = warp_of();
     if (r >= p.n)
         return;
     const float weight = p.weight[p.slot_of[r]];

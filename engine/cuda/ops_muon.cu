@@ -11,10 +11,6 @@ namespace kda
 namespace
 {
 
-DEV int64_t index_of()
-{
-    return (int64_t)blockIdx.x * THREADS + threadIdx.x;
-}
 DEV float lerp_of(float from, float to, float weight)
 {
     return weight < 0.5f ? from + weight * (to - from) : to - (to - from) * (1.f - weight);

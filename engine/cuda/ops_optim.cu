@@ -32,7 +32,7 @@ template <int N>
 KERNEL(THREADS, 1)
 adamw(int64_t n, ckpt_adamw_scalars k, float *w, float *m, float *v, const float *g, uint16_t *bits)
 {
-    const int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N;
+    const int64_t at = index_of() * N;
     float wi[N], mi[N], vi[N], gi[N];
     if (at >= n)
         return;
@@ -69,7 +69,7 @@ template <int U> KERNEL(THREADS, 1) square_sums(int64_t n, const float *g, doubl
 {
     SHARED_MEMORY(memory);
     double *s = (double *)memory + threadIdx.x / 32 * 32;
-    const int64_t chunk = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int64_t chunk = warp_of();
     const int64_t lo = chunk * CHUNK, hi = lo + CHUNK < n ? lo + CHUNK : n;
     double sum = 0;
     if (lo >= n)
@@ -124,7 +124,7 @@ struct rope_args {
 
 template <class E> KERNEL(THREADS, 1) rotate(rope_args p)
 {
-    const int64_t at = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int64_t at = warp_of();
     const int64_t t = at / p.heads, h = at % p.heads;
     if (t >= p.T)
         return;

@@ -14,14 +14,14 @@ constexpr int WARPS = THREADS / 32;
 KERNEL(THREADS, 1)
 add_columns(int64_t rows, int64_t n, const float *from, int64_t ld_from, float *to, int64_t ld_to)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t i = index_of();
     if (i < rows * n)
         to[i / n * ld_to + i % n] += from[i / n * ld_from + i % n];
 }
 
 KERNEL(THREADS, 1) share_weights(int64_t T, double share, const int64_t *n, float *weight)
 {
-    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t t = index_of();
     if (t < T)
         weight[t] = *n > 0 ? (float)(share / (double)*n) : 0.f;
 }
@@ -43,7 +43,7 @@ struct part_args {
 /* pass 0: top; 1: sums; 2: loss and gradient. */
 template <class E> KERNEL(THREADS, 1) part_token(part_args p, int pass)
 {
-    const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t t = warp_of();
     if (t >= p.T)
         return;
     const E *z = (const E *)p.logits + t * p.n;
