@@ -24,7 +24,8 @@ template <class E> KERNEL(THREADS, 1) add(int64_t n, const E *x, E *y)
 }
 template <int N> KERNEL(THREADS, 1) scale(int64_t n, float by, float *x)
 {
-    for (int64_t i = index_of() * N; i < n && i < (index_of() + 1) * N; i++)
+    const int64_t i = index_of();
+    if (i < n)
         x[i] *= by;
 }
 template <class E> KERNEL(THREADS, 1) widen(int64_t n, const E *x, float *to)
@@ -173,17 +174,21 @@ shift_tokens(int64_t T, int64_t n, const int64_t *cu, int32_t last, const int32_
     to[t] = t + 1 < cu[lo] ? from[t + 1] : last;
 }
 
-/* Sum of x over a block, in thread 0; s [THREADS]. */
-template <class X> DEV X block_sum(X x, X *s)
+/* x of all threads of a block in thread 0: take(x, another) two by two; s [THREADS]. */
+template <class X, class F> DEV X block_fold(X x, X *s, const F &take)
 {
     s[threadIdx.x] = x;
     sync_block();
     for (int half = THREADS / 2; half > 0; half /= 2) {
         if ((int)threadIdx.x < half)
-            s[threadIdx.x] += s[threadIdx.x + half];
+            take(s[threadIdx.x], s[threadIdx.x + half]);
         sync_block();
     }
     return s[0];
+}
+template <class X> DEV X block_sum(X x, X *s)
+{
+    return block_fold(x, s, [](X &sum, X y) { sum += y; });
 }
 
 template <int N>
@@ -218,17 +223,9 @@ DEV int64_t lower(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
-/* Lowest of x over a block; s [THREADS]. */
 DEV int64_t block_lowest(int64_t x, int64_t *s)
 {
-    s[threadIdx.x] = x;
-    sync_block();
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        if ((int)threadIdx.x < half)
-            s[threadIdx.x] = lower(s[threadIdx.x], s[threadIdx.x + half]);
-        sync_block();
-    }
-    return s[0];
+    return block_fold(x, s, [](int64_t &low, int64_t y) { low = lower(low, y); });
 }
 template <class E> KERNEL(THREADS, 1) watch(int64_t n, int64_t piece, const E *x, int64_t *found)
 {
