@@ -77,18 +77,6 @@ ckpt_status measure(const ckpt_cuda_kda *d, shape *s, ckpt_err *err)
     return CKPT_OK;
 }
 
-/* Workspace: pieces of 256 bytes, counted while base is NULL. */
-struct arena {
-    unsigned char *base;
-    size_t used;
-    void *take(size_t bytes)
-    {
-        void *p = base ? base + used : nullptr;
-        used += (bytes + 255) / 256 * 256;
-        return p;
-    }
-};
-
 size_t image_bytes(const ckpt_cuda_kda *d)
 {
     if (d->type == CKPT_CUDA_BF16)

@@ -137,46 +137,37 @@ ckpt_status understand(const ckpt_cuda *c, const ckpt_cuda_delta *d, problem *p,
     return CKPT_OK;
 }
 
-/* Workspace: pieces of 256 bytes, counted while base is NULL; NULL for what is not wanted. */
-struct pieces {
-    unsigned char *base;
-    size_t used;
-    void *take(bool wanted, int64_t n, size_t size)
-    {
-        void *p = base && wanted ? base + used : nullptr;
-        used += wanted ? ((size_t)n * size + 255) / 256 * 256 : 0;
-        return p;
-    }
-};
-
 copies divide(const problem &p, bool back, void *work)
 {
     const size_t E = p.c->type == CKPT_CUDA_BF16 ? 2 : 4;
     const int64_t states = p.d->N * p.d->HV * p.kda.D * p.kda.D, rows = p.T * p.d->HV;
-    pieces a = {(unsigned char *)work, 0};
+    arena a = {(unsigned char *)work, 0};
+    auto take = [&](bool wanted, int64_t n, size_t size) {
+        return wanted ? a.take((size_t)n * size) : nullptr;
+    };
     copies m = {};
-    m.q = a.take(p.pad, p.nk, E);
-    m.k = a.take(p.pad, p.nk, E);
-    m.v = a.take(p.pad || p.gdn2, p.nv, E);
-    m.kb = a.take(p.gdn2, p.nv, E);
-    m.g = (float *)a.take(p.pad || p.gdn || !p.as_f32, p.nv, 4);
-    m.beta = (float *)a.take(!p.as_f32 && !p.gdn2, rows, 4);
-    m.state0 = (float *)a.take(p.pad, states, 4);
+    m.q = take(p.pad, p.nk, E);
+    m.k = take(p.pad, p.nk, E);
+    m.v = take(p.pad || p.gdn2, p.nv, E);
+    m.kb = take(p.gdn2, p.nv, E);
+    m.g = (float *)take(p.pad || p.gdn || !p.as_f32, p.nv, 4);
+    m.beta = (float *)take(!p.as_f32 && !p.gdn2, rows, 4);
+    m.state0 = (float *)take(p.pad, states, 4);
     if (!back) {
-        m.o = a.take(p.pad, p.nv, E);
-        m.state = (float *)a.take(p.pad, states, 4);
+        m.o = take(p.pad, p.nv, E);
+        m.state = (float *)take(p.pad, states, 4);
     } else {
-        m.d_o = a.take(p.pad, p.nv, E);
-        m.d_state = (float *)a.take(p.pad, states, 4);
-        m.d_state0 = (float *)a.take(p.pad, states, 4);
-        m.dq = a.take(p.pad || p.group > 1, p.nv, E);
-        m.dk = a.take(p.pad || p.group > 1 || p.gdn2, p.nv, E);
-        m.dv = a.take(p.pad || p.gdn2, p.nv, E);
-        m.dkb = a.take(p.gdn2, p.nv, E);
-        m.dg = (float *)a.take(p.pad || p.gdn || !p.as_f32, p.nv, 4);
-        m.dbeta = (float *)a.take(!p.as_f32 && !p.gdn2, rows, 4);
+        m.d_o = take(p.pad, p.nv, E);
+        m.d_state = (float *)take(p.pad, states, 4);
+        m.d_state0 = (float *)take(p.pad, states, 4);
+        m.dq = take(p.pad || p.group > 1, p.nv, E);
+        m.dk = take(p.pad || p.group > 1 || p.gdn2, p.nv, E);
+        m.dv = take(p.pad || p.gdn2, p.nv, E);
+        m.dkb = take(p.gdn2, p.nv, E);
+        m.dg = (float *)take(p.pad || p.gdn || !p.as_f32, p.nv, 4);
+        m.dbeta = (float *)take(!p.as_f32 && !p.gdn2, rows, 4);
     }
-    m.kda = a.take(true, (int64_t)(back ? p.backward : p.forward), 1);
+    m.kda = a.take(back ? p.backward : p.forward);
     m.used = a.used;
     return m;
 }

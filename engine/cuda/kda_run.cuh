@@ -17,6 +17,17 @@ struct plan {
     bool back, safe;
     device_stream stream;
 };
+/* Workspace: pieces of 256 bytes, counted while base is NULL. */
+struct arena {
+    unsigned char *base;
+    size_t used;
+    void *take(size_t bytes)
+    {
+        void *p = base ? base + used : nullptr;
+        used += (bytes + 255) / 256 * 256;
+        return p;
+    }
+};
 /* What delta.h adds to kda.h: fewer heads of q and k, an array in place of beta k. */
 struct extra {
     int64_t HQ;
