@@ -198,7 +198,7 @@ template <class E> DEV void store_two(E *row, int c, int64_t D, bool even, float
         row[c + 1] = cast<E>(y);
 }
 
-constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+constexpr float LN2 = 0.6931471805599453f;
 
 } // namespace kda
 

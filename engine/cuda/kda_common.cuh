@@ -12,7 +12,6 @@ constexpr int LC = C + 8;  /* row stride of a C x C tile: rows start in differen
 constexpr int LF = C + 4;  /* the same for f32 tiles */
 constexpr int VS = 32;     /* columns of the state in one block of a scan */
 constexpr int LV = VS + 8; /* row stride of a VS wide tile */
-constexpr float LOG2E = 1.4426950408889634f;
 
 /* A chunk of one sequence; rows beyond len are read as q = k = v = beta = g = 0 and change nothing. */
 struct chunk_at {

@@ -81,7 +81,7 @@ DEV void put(E *p, int64_t at, int64_t end, bool wide, const float (&x)[N])
 /* e^x within about |x| 2^-24 + 2^-22 of its value; 0 below the normal range. */
 DEV float exp_of(float x)
 {
-    return ex2(x * 1.4426950408889634f);
+    return ex2(x * LOG2E);
 }
 DEV float logistic(float x)
 {
