@@ -369,16 +369,6 @@ ckpt_status ckpt_cuda_linear_dw(const ckpt_cuda *c, int64_t T, int64_t n_in, int
     return status == CKPT_OK ? sum_columns(stream, partial, parts, n_out, n_out, true, dbias, err)
                              : status;
 }
-ckpt_status ckpt_cuda_linear_bwd(const ckpt_cuda *c, int64_t T, int64_t n_in, int64_t n_out,
-                                 const void *dy, const void *x, const void *w, bool add, void *dx,
-                                 float *dw, float *dbias, ckpt_err *err)
-{
-    const ckpt_status status =
-        ckpt_cuda_linear_dw(c, T, n_in, n_out, dy, n_out, x, n_in, dw, dbias, err);
-    return status == CKPT_OK
-               ? ckpt_cuda_linear_dx(c, T, n_in, n_out, dy, n_out, w, add, dx, n_in, err)
-               : status;
-}
 
 /* ---- by expert ------------------------------------------------------------------------------ */
 

@@ -66,10 +66,6 @@ ckpt_status ckpt_cuda_linear_dx(const ckpt_cuda *c, int64_t T, int64_t n_in, int
 ckpt_status ckpt_cuda_linear_dw(const ckpt_cuda *c, int64_t T, int64_t n_in, int64_t n_out,
                                 const void *dy, int64_t lddy, const void *x, int64_t ldx, float *dw,
                                 float *dbias, ckpt_err *err) CKPT_MUST_USE;
-/* Both for contiguous rows: dw, dbias, then dx. */
-ckpt_status ckpt_cuda_linear_bwd(const ckpt_cuda *c, int64_t T, int64_t n_in, int64_t n_out,
-                                 const void *dy, const void *x, const void *w, bool add, void *dx,
-                                 float *dw, float *dbias, ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- rows of experts ------------------------------------------------------------------------ */
 

@@ -73,8 +73,12 @@ static inline void gemm_linear(ops_run *o, int64_t T, int64_t n_in, int64_t n_ou
                              n_out, &err),
             &err);
     ops_did(o, "linear",
-            ckpt_cuda_linear_bwd(&o->c, T, n_in, n_out, dy->dev, x->dev, w->dev, add, dx->dev,
-                                 dw->dev, db->dev, &err),
+            ckpt_cuda_linear_dw(&o->c, T, n_in, n_out, dy->dev, n_out, x->dev, n_in, dw->dev,
+                                db->dev, &err),
+            &err);
+    ops_did(o, "linear",
+            ckpt_cuda_linear_dx(&o->c, T, n_in, n_out, dy->dev, n_out, w->dev, add, dx->dev, n_in,
+                                &err),
             &err);
     (void)dev_wait();
     ops_same(o, "linear y", y);
