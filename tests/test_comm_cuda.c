@@ -3,6 +3,7 @@
  * errors, a rank that dies and one that does not answer. */
 #include "comm_host.h"
 #include "cuda/device_comm.h"
+#include "gpu/fake_nccl.h"
 
 #include <check.h>
 #include <math.h>
@@ -14,24 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
-void ckpt_cuda_comm_pretend(bool device);
-
 typedef struct rank {
     ckpt_comm c, host; /* the second is another run of the same ranks */
     ckpt_err err;
 } rank;
-
-static char library[4200];
-
-static const char *fake(void)
-{
-    ssize_t n = readlink("/proc/self/exe", library, sizeof library - 20);
-    ck_assert_int_gt(n, 0);
-    library[n] = '\0';
-    char *at = strrchr(library, '/');
-    (void)snprintf(at, sizeof library - (size_t)(at - library), "/fake_nccl.so");
-    return library;
-}
 
 static bool open_rank(rank *r, ckpt_comm_host *h, ckpt_comm_host *plain, int i,
                       const ckpt_cuda_comm_opts *o)
@@ -148,7 +135,7 @@ static bool reductions(rank *r)
 
 START_TEST(comm_cuda_sums_are_the_hosts_bits)
 {
-    expect_all(_i % 2 + 2, (ckpt_cuda_comm_opts){.library = fake(), .stage = _i >= 2}, false,
+    expect_all(_i % 2 + 2, (ckpt_cuda_comm_opts){.library = fake_nccl(), .stage = _i >= 2}, false,
                reductions);
 }
 END_TEST
@@ -198,8 +185,8 @@ static bool moves(rank *r)
 
 START_TEST(comm_cuda_moves_and_groups)
 {
-    expect_all(3 + _i / 2, (ckpt_cuda_comm_opts){.library = fake(), .stage = _i % 2 != 0}, false,
-               moves);
+    expect_all(3 + _i / 2, (ckpt_cuda_comm_opts){.library = fake_nccl(), .stage = _i % 2 != 0},
+               false, moves);
 }
 END_TEST
 
@@ -210,7 +197,7 @@ static bool is_staged(rank *r)
 
 START_TEST(comm_cuda_ranks_of_one_gpu_are_staged)
 {
-    expect_all(2, (ckpt_cuda_comm_opts){.library = fake()}, true, is_staged);
+    expect_all(2, (ckpt_cuda_comm_opts){.library = fake_nccl()}, true, is_staged);
 }
 END_TEST
 
@@ -226,7 +213,7 @@ static bool has_nccl(rank *r)
 START_TEST(comm_cuda_says_which_way_it_goes)
 {
     expect_all(2, (ckpt_cuda_comm_opts){.library = "/nowhere/libnccl.so.2"}, false, has_no_nccl);
-    expect_all(2, (ckpt_cuda_comm_opts){.library = fake()}, false, has_nccl);
+    expect_all(2, (ckpt_cuda_comm_opts){.library = fake_nccl()}, false, has_nccl);
 }
 END_TEST
 
@@ -267,7 +254,7 @@ static bool killed(rank *r)
 START_TEST(comm_cuda_killed_rank_ends_the_others)
 {
     int how[4];
-    run_ranks(3, (ckpt_cuda_comm_opts){.library = fake()}, false, killed, how);
+    run_ranks(3, (ckpt_cuda_comm_opts){.library = fake_nccl()}, false, killed, how);
     ck_assert_int_eq(how[0], 0);
     ck_assert(WIFSIGNALED(how[1]));
     ck_assert_int_eq(how[2], 0);
@@ -317,7 +304,7 @@ static bool deaf_5(rank *r)
 START_TEST(comm_cuda_nccl_errors_are_told)
 {
     static bool (*const cases[])(rank *) = {fail_5, late_5, deaf_5};
-    expect_all(2, (ckpt_cuda_comm_opts){.library = fake(), .limit = _i == 2 ? 0.3 : 0}, false,
+    expect_all(2, (ckpt_cuda_comm_opts){.library = fake_nccl(), .limit = _i == 2 ? 0.3 : 0}, false,
                cases[_i]);
 }
 END_TEST

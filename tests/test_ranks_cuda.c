@@ -2,21 +2,9 @@
  * taken by tests/gpu/fake_nccl.c, or pinned memory where ranks share a card. */
 #include "gpu/ranks_case.h"
 
+#include "gpu/fake_nccl.h"
+
 #include <check.h>
-
-void ckpt_cuda_comm_pretend(bool device);
-
-static char library[4200];
-
-static const char *fake(void)
-{
-    ssize_t n = readlink("/proc/self/exe", library, sizeof library - 20);
-    ck_assert_int_gt(n, 0);
-    library[n] = '\0';
-    char *at = strrchr(library, '/');
-    (void)snprintf(at, sizeof library - (size_t)(at - library), "/fake_nccl.so");
-    return library;
-}
 
 typedef struct mesh_case {
     const char *path;
@@ -56,7 +44,7 @@ START_TEST(ranks_cuda_mesh_equals_one_device)
         .mesh = {"one", 1, 1, 1, 1, CKPT_ENG_CP_HEADS},
         .bf16 = c->bf16,
         .share = c->share,
-        .library = fake()
+        .library = fake_nccl()
     };
     ranks_out *one = ranks_room(c->path), *all = ranks_room(c->path);
     ck_assert(one != NULL && all != NULL);
