@@ -210,6 +210,15 @@ inline ckpt_status grid_fits(const char *what, int64_t blocks, ckpt_err *err)
                          (long long)blocks);
     return CKPT_OK;
 }
+/* ready and grid_fits of n elements, per_block of them a block. */
+inline ckpt_status ready_for(const char *what, const ckpt_cuda *c, int64_t n, int64_t per_block,
+                             ckpt_err *err)
+{
+    if (n < 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "%s on CUDA: %lld elements", what, (long long)n);
+    const ckpt_status status = ready(what, c, 0, err);
+    return status != CKPT_OK ? status : grid_fits(what, ceil_div(n, per_block), err);
+}
 /* Let a kernel use `bytes` of dynamic shared memory. */
 template <class K> ckpt_status shared_fits(const char *what, K *kernel, int bytes, ckpt_err *err)
 {

@@ -340,14 +340,6 @@ template <int N> KERNEL(THREADS, 1) counts(int64_t E, const int64_t *first, int6
         out[i] = first[i + 1] - first[i];
 }
 
-ckpt_status check(const char *what, const ckpt_cuda *c, int64_t n, int64_t per_block, ckpt_err *err)
-{
-    if (n < 0)
-        return ckpt_fail(err, CKPT_E_USAGE, "%s on CUDA: %lld elements", what, (long long)n);
-    const ckpt_status status = ready(what, c, 0, err);
-    return status != CKPT_OK ? status : grid_fits(what, ceil_div(n, per_block), err);
-}
-
 } // namespace
 } // namespace kda
 
@@ -355,7 +347,7 @@ using namespace kda;
 
 ckpt_status ckpt_cuda_add(const ckpt_cuda *c, int64_t n, const void *x, void *y, ckpt_err *err)
 {
-    const ckpt_status status = check("add", c, n, THREADS, err);
+    const ckpt_status status = ready_for("add", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH_OF(c, add, ceil_div(n, THREADS), THREADS, 0, n, (const T_ *)x, (T_ *)y);
@@ -364,7 +356,7 @@ ckpt_status ckpt_cuda_add(const ckpt_cuda *c, int64_t n, const void *x, void *y,
 
 ckpt_status ckpt_cuda_scale(const ckpt_cuda *c, int64_t n, float by, float *x, ckpt_err *err)
 {
-    const ckpt_status status = check("scale", c, n, THREADS, err);
+    const ckpt_status status = ready_for("scale", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH(scale<1>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, by, x);
@@ -373,7 +365,7 @@ ckpt_status ckpt_cuda_scale(const ckpt_cuda *c, int64_t n, float by, float *x, c
 
 ckpt_status ckpt_cuda_widen(const ckpt_cuda *c, int64_t n, const void *x, float *to, ckpt_err *err)
 {
-    const ckpt_status status = check("widen", c, n, THREADS, err);
+    const ckpt_status status = ready_for("widen", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH_OF(c, widen, ceil_div(n, THREADS), THREADS, 0, n, (const T_ *)x, to);
@@ -382,7 +374,7 @@ ckpt_status ckpt_cuda_widen(const ckpt_cuda *c, int64_t n, const void *x, float 
 
 ckpt_status ckpt_cuda_narrow(const ckpt_cuda *c, int64_t n, const float *x, void *to, ckpt_err *err)
 {
-    const ckpt_status status = check("narrow", c, n, THREADS, err);
+    const ckpt_status status = ready_for("narrow", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH_OF(c, narrow, ceil_div(n, THREADS), THREADS, 0, n, x, (T_ *)to);
@@ -396,7 +388,7 @@ ckpt_status ckpt_cuda_copy_columns(const ckpt_cuda *c, int64_t rows, int64_t n, 
         return ckpt_fail(err, CKPT_E_USAGE,
                          "copy on CUDA: %lld rows of %lld, strides %lld and %lld", (long long)rows,
                          (long long)n, (long long)ld_from, (long long)ld_to);
-    const ckpt_status status = check("copy", c, rows * n, THREADS, err);
+    const ckpt_status status = ready_for("copy", c, rows * n, THREADS, err);
     if (status != CKPT_OK || rows == 0 || n == 0)
         return status;
     const columns_args p = {rows, n, ld_from, ld_to, from, to};
@@ -412,7 +404,7 @@ static ckpt_status run_heads(const ckpt_cuda *c, int64_t rows, int64_t G, int64_
         return ckpt_fail(err, CKPT_E_USAGE, "heads on CUDA: %lld rows of %lld, %lld together",
                          (long long)rows, (long long)n, (long long)G);
     const int64_t all = rows * n * (KIND == REPEAT ? G : 1);
-    const ckpt_status status = check("heads", c, all, THREADS, err);
+    const ckpt_status status = ready_for("heads", c, all, THREADS, err);
     if (status != CKPT_OK || all == 0)
         return status;
     LAUNCH(heads<KIND>, ceil_div(all, THREADS), THREADS, 0, stream_of(c->stream), rows, G, n, from,
@@ -439,7 +431,7 @@ ckpt_status ckpt_cuda_split_heads(const ckpt_cuda *c, const ckpt_cuda_mla *b, in
                                   const void *kv, const void *kv_a, void *k, void *v, ckpt_err *err)
 {
     const int64_t n = T * b->N * (b->DN + b->DR + b->DV);
-    const ckpt_status status = check("mla", c, n, THREADS, err);
+    const ckpt_status status = ready_for("mla", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     const mla_args p = {*b, T, kv, kv_a, k, v};
@@ -451,7 +443,7 @@ ckpt_status ckpt_cuda_fold_heads(const ckpt_cuda *c, const ckpt_cuda_mla *b, int
                                  ckpt_err *err)
 {
     const int64_t n = T * (b->N * (b->DN + b->DV) + b->DR);
-    const ckpt_status status = check("mla backward", c, n, THREADS, err);
+    const ckpt_status status = ready_for("mla backward", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     const mla_args p = {*b, T, dk, dv, dkv, dkv_a};
@@ -462,7 +454,7 @@ ckpt_status ckpt_cuda_fold_heads(const ckpt_cuda *c, const ckpt_cuda_mla *b, int
 ckpt_status ckpt_cuda_gate_heads(const ckpt_cuda *c, int64_t T, int64_t N, int64_t D, int64_t per,
                                  const void *o, const void *g, void *y, ckpt_err *err)
 {
-    const ckpt_status status = check("output gate", c, T * N, WARPS, err);
+    const ckpt_status status = ready_for("output gate", c, T * N, WARPS, err);
     if (status != CKPT_OK || T * N == 0)
         return status;
     const gate_args p = {T * N, D, per, o, g, NULL, y, NULL};
@@ -473,7 +465,7 @@ ckpt_status ckpt_cuda_gate_heads_bwd(const ckpt_cuda *c, int64_t T, int64_t N, i
                                      int64_t per, const void *o, const void *g, const void *dy,
                                      void *d_o, void *dg, ckpt_err *err)
 {
-    const ckpt_status status = check("output gate backward", c, T * N, WARPS, err);
+    const ckpt_status status = ready_for("output gate backward", c, T * N, WARPS, err);
     if (status != CKPT_OK || T * N == 0)
         return status;
     const gate_args p = {T * N, D, per, o, g, dy, d_o, dg};
@@ -484,7 +476,7 @@ ckpt_status ckpt_cuda_gate_heads_bwd(const ckpt_cuda *c, int64_t T, int64_t N, i
 ckpt_status ckpt_cuda_shift_tokens(const ckpt_cuda *c, const ckpt_cuda_seq *seq, int32_t last,
                                    const int32_t *from, int32_t *to, ckpt_err *err)
 {
-    const ckpt_status status = check("shift", c, seq->tokens, THREADS, err);
+    const ckpt_status status = ready_for("shift", c, seq->tokens, THREADS, err);
     if (status != CKPT_OK || seq->tokens == 0)
         return status;
     LAUNCH(shift_tokens<0>, ceil_div(seq->tokens, THREADS), THREADS, 0, stream_of(c->stream),
@@ -495,7 +487,7 @@ ckpt_status ckpt_cuda_shift_tokens(const ckpt_cuda *c, const ckpt_cuda_seq *seq,
 ckpt_status ckpt_cuda_loss_weights(const ckpt_cuda *c, int64_t T, const int32_t *labels,
                                    double share, float *weight, int64_t *n, ckpt_err *err)
 {
-    const ckpt_status status = check("loss weights", c, T, THREADS, err);
+    const ckpt_status status = ready_for("loss weights", c, T, THREADS, err);
     if (status != CKPT_OK)
         return status;
     LAUNCH(loss_weights<0>, 1, THREADS, THREADS * 8, stream_of(c->stream), T, labels, share, weight,
@@ -505,7 +497,7 @@ ckpt_status ckpt_cuda_loss_weights(const ckpt_cuda *c, int64_t T, const int32_t 
 ckpt_status ckpt_cuda_mean_loss(const ckpt_cuda *c, int64_t T, const float *loss, const int64_t *n,
                                 double *out, ckpt_err *err)
 {
-    const ckpt_status status = check("loss", c, T, THREADS, err);
+    const ckpt_status status = ready_for("loss", c, T, THREADS, err);
     if (status != CKPT_OK)
         return status;
     LAUNCH(mean_loss<0>, 1, THREADS, THREADS * 8, stream_of(c->stream), T, loss, n, out);
@@ -515,7 +507,7 @@ ckpt_status ckpt_cuda_mean_loss(const ckpt_cuda *c, int64_t T, const float *loss
 ckpt_status ckpt_cuda_watch(const ckpt_cuda *c, int64_t n, const void *x, int64_t *at,
                             ckpt_err *err)
 {
-    ckpt_status status = check("watch", c, n, THREADS, err);
+    ckpt_status status = ready_for("watch", c, n, THREADS, err);
     if (status == CKPT_OK && c->bytes < CKPT_CUDA_WATCH)
         status = ckpt_fail(err, CKPT_E_USAGE, "watch on CUDA: workspace of %zu bytes", c->bytes);
     if (status != CKPT_OK)
@@ -534,7 +526,7 @@ ckpt_status ckpt_cuda_experts_act(const ckpt_cuda *c, int64_t n, int64_t F, cons
                                   const void *up, const float *weight, const int32_t *slot_of,
                                   void *act, ckpt_err *err)
 {
-    const ckpt_status status = check("experts", c, n * F, THREADS, err);
+    const ckpt_status status = ready_for("experts", c, n * F, THREADS, err);
     if (status != CKPT_OK || n * F == 0)
         return status;
     const act_args p = {n, F, gate, up, weight, slot_of, act, NULL, NULL, NULL};
@@ -546,7 +538,7 @@ ckpt_status ckpt_cuda_experts_act_bwd(const ckpt_cuda *c, int64_t n, int64_t F, 
                                       void *act, void *dgate, void *dup, float *dweight,
                                       ckpt_err *err)
 {
-    const ckpt_status status = check("experts backward", c, n, WARPS, err);
+    const ckpt_status status = ready_for("experts backward", c, n, WARPS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     const act_args p = {n, F, gate, up, weight, slot_of, act, dgate, dup, dweight};
@@ -558,7 +550,7 @@ ckpt_status ckpt_cuda_side_losses(const ckpt_cuda *c, int64_t T, int64_t E, bool
                                   const float *score, const float *lse, const int64_t *balance,
                                   double coef, double z_coef, double *out, ckpt_err *err)
 {
-    const ckpt_status status = check("side losses", c, T, THREADS, err);
+    const ckpt_status status = ready_for("side losses", c, T, THREADS, err);
     if (status != CKPT_OK)
         return status;
     const side_args p = {T, E, softmax, score, lse, balance, coef, z_coef, out};
@@ -568,7 +560,7 @@ ckpt_status ckpt_cuda_side_losses(const ckpt_cuda *c, int64_t T, int64_t E, bool
 ckpt_status ckpt_cuda_counts(const ckpt_cuda *c, int64_t E, const int64_t *first, int64_t *out,
                              ckpt_err *err)
 {
-    const ckpt_status status = check("counts", c, E, THREADS, err);
+    const ckpt_status status = ready_for("counts", c, E, THREADS, err);
     if (status != CKPT_OK || E == 0)
         return status;
     LAUNCH(counts<0>, ceil_div(E, THREADS), THREADS, 0, stream_of(c->stream), E, first, out);

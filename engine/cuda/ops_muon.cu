@@ -79,14 +79,6 @@ mix(int64_t n, float a, const float *x, float b, bool round, float *y)
     y[i] = round ? rounded(v) : v;
 }
 
-ckpt_status check(const char *what, const ckpt_cuda *c, int64_t n, ckpt_err *err)
-{
-    if (n < 0)
-        return ckpt_fail(err, CKPT_E_USAGE, "%s on CUDA: %lld elements", what, (long long)n);
-    const ckpt_status status = ready(what, c, 0, err);
-    return status != CKPT_OK ? status : grid_fits(what, ceil_div(n, THREADS), err);
-}
-
 } // namespace
 } // namespace kda
 
@@ -95,7 +87,7 @@ using namespace kda;
 ckpt_status ckpt_cuda_round_bf16(const ckpt_cuda *c, int64_t n, const float *x, float *y,
                                  ckpt_err *err)
 {
-    const ckpt_status status = check("rounding", c, n, err);
+    const ckpt_status status = ready_for("rounding", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH(round_all<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, x, y);
@@ -106,7 +98,7 @@ ckpt_status ckpt_cuda_muon_direction(const ckpt_cuda *c, int64_t n, float scale,
                                      bool nesterov, const float *g, float *m, float *d,
                                      ckpt_err *err)
 {
-    const ckpt_status status = check("muon", c, n, err);
+    const ckpt_status status = ready_for("muon", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH(direction<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, scale, rise,
@@ -117,7 +109,7 @@ ckpt_status ckpt_cuda_muon_direction(const ckpt_cuda *c, int64_t n, float scale,
 ckpt_status ckpt_cuda_muon_apply(const ckpt_cuda *c, int64_t n, float decay, float negative,
                                  float factor, const float *x, float *w, ckpt_err *err)
 {
-    const ckpt_status status = check("muon", c, n, err);
+    const ckpt_status status = ready_for("muon", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH(apply<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, decay, negative,
@@ -132,7 +124,7 @@ ckpt_status ckpt_cuda_muon_load(const ckpt_cuda *c, int64_t rows, int64_t cols, 
     if (rows < 0 || cols < 0 || rows > INT64_MAX / (cols + 1))
         return ckpt_fail(err, CKPT_E_USAGE, "muon on CUDA: a matrix of %lld x %lld",
                          (long long)rows, (long long)cols);
-    const ckpt_status status = check("muon", c, rows * cols, err);
+    const ckpt_status status = ready_for("muon", c, rows * cols, THREADS, err);
     if (status != CKPT_OK || rows * cols == 0)
         return status;
     const load_args p = {rows, cols, turn, round, x, norm, y};
@@ -143,7 +135,7 @@ ckpt_status ckpt_cuda_muon_load(const ckpt_cuda *c, int64_t rows, int64_t cols, 
 ckpt_status ckpt_cuda_muon_mix(const ckpt_cuda *c, int64_t n, float a, const float *x, float b,
                                bool round, float *y, ckpt_err *err)
 {
-    const ckpt_status status = check("muon", c, n, err);
+    const ckpt_status status = ready_for("muon", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
     LAUNCH(mix<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, a, x, b, round, y);
