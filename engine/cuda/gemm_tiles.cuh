@@ -69,7 +69,7 @@ DEV void plain_tile(const ckpt_cuda_product &p, int64_t m0, int64_t n0, float *s
 
 /* ---- bf16 ----------------------------------------------------------------------------------- */
 
-constexpr int MM = 128, MN = 128, MK = 32, STAGES = 3;
+constexpr int MM = 128, MK = 32, STAGES = 3;
 /* A stage of an operand: [128, MK + 8] with k contiguous, or [MK, 128 + 8]. */
 constexpr int STAGE = 128 * (MK + 8);
 static_assert(MK * (128 + 8) <= STAGE, "both forms of a stage fit");

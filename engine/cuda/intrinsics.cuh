@@ -154,11 +154,6 @@ DEV float shuffle_xor(float x, int mask)
 {
     return __shfl_xor_sync(0xffffffffu, x, mask);
 }
-/* x of lane `from`. */
-DEV float shuffle(float x, int from)
-{
-    return __shfl_sync(0xffffffffu, x, from);
-}
 DEV void sync_block()
 {
     __syncthreads();

@@ -373,15 +373,6 @@ inline float shuffle_xor(float x, int mask)
     emu::warp_barrier();
     return r;
 }
-inline float shuffle(float x, int from)
-{
-    emu::slot *s = warp_slots();
-    s[lane()].w[6] = emu::u_of(x);
-    emu::warp_barrier();
-    float r = emu::f_of(s[from].w[6]);
-    emu::warp_barrier();
-    return r;
-}
 inline void sync_block()
 {
     emu::barrier(0, (unsigned)emu::b.fibers.size(), emu::b.count);

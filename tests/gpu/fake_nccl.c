@@ -6,7 +6,6 @@
  * shows meanwhile. FAKE_NCCL_DEAF=n: it waits and nothing shows. */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -20,7 +19,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MAX 16
 #define OPS 256
-enum { OK = 0, SYSTEM = 2, INTERNAL = 3, REMOTE = 6, ABORTED = 7 };
+enum { OK = 0, SYSTEM = 2, INTERNAL = 3, REMOTE = 6 };
 
 typedef struct id {
     char bytes[128];
