@@ -413,7 +413,8 @@ static ckpt_status build_results(ckpt_planner *p, ckpt_err *err)
                                   .replaces = it->replaces,
                                   .carried = it->row == NULL && it->canon.state == NULL};
         CKPT_CHECK(ckpt_gather_canon(p->model->src, &it->canon, &plan->arena, &r->gather, err));
-        if (it->dtype != it->canon.dtype || it->lossy_shift)
+        r->changed = it->dtype != it->canon.dtype || it->lossy_shift;
+        if (r->changed)
             r->original = r->gather;
         r->gather.to = it->dtype;
         if (it->lossy_shift) { /* what re-reading the target will give */

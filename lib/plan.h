@@ -98,7 +98,8 @@ typedef struct ckpt_result_tensor {
     int rank;
     const int64_t *dims;
     ckpt_gather gather;   /* canonical row-major bytes in the written dtype */
-    ckpt_gather original; /* as in the source; n_copies 0 when identical to gather */
+    bool changed;         /* the values are not the source's: cast, rounded */
+    ckpt_gather original; /* as in the source, if changed; else identical to gather */
     uint32_t out_tensor;  /* index in out.tensors of the tensor that holds it */
     int64_t model_tensor; /* index in the source model, -1 for a derived one */
     int replaces;         /* tensors of the source model that it stands for */

@@ -549,7 +549,7 @@ ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_aren
     for (size_t i = 0; i < plan->n_results; i++) {
         size_t at = (size_t)(order[i] - plan->results);
         CKPT_CHECK(ckpt_add_leaves(leaves, &plan->results[at].gather, arena, &hashes[at], err));
-        if (plan->results[at].original.n_copies > 0)
+        if (plan->results[at].changed)
             CKPT_CHECK(
                 ckpt_add_leaves(leaves, &plan->results[at].original, arena, &originals[at], err));
     }
@@ -588,7 +588,7 @@ ckpt_status ckpt_finish_results(const ckpt_plan *plan, ckpt_sha256 *sha,
         if (r->model_tensor < 0)
             continue;
         ckpt_tensor_hash *o = &originals[i];
-        if (r->original.n_copies > 0)
+        if (r->changed)
             ckpt_tensor_digest(sha, r->original.from, r->rank, r->dims, o->leaves, o->n_leaves,
                                o->digest);
         else

@@ -394,8 +394,10 @@ static ckpt_status build_results(ckpt_wquant *q, ckpt_plan *plan, ckpt_err *err)
         r->dims = c->dims;
         r->out_tensor = (uint32_t)of[c->stored];
         CKPT_CHECK(ckpt_plan_canon(m, i, &plan->arena, &r->gather, err));
-        if (was->original.n_copies == 0)
+        if (!was->changed && c->derived != NULL) { /* else what is written is what was */
+            r->changed = true;
             r->original = was->gather;
+        }
     }
     if (plan->n_results != base->n_results)
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%zu tensors, %zu after quantising",
