@@ -1,5 +1,6 @@
 /* Property test: for a model drawn from a seed, any chain of conversions mesh A -> mesh B -> A over
- * all containers gives back the same bytes and the same root digest.
+ * all containers gives back the same bytes and the same root digest. Cast to another dtype, the digests
+ * that a conversion reports are those of what it wrote.
  *
  *   property [--seeds N] [--first S] [--threads T] [--dir D] [--keep]
  *
@@ -29,6 +30,7 @@ typedef struct stage {
     ckpt_source src;
     ckpt_model model;
     bool opened, bound;
+    uint8_t root[CKPT_SHA256_LEN]; /* as the conversion reported it; the memory source's own */
 } stage;
 
 /* One seed's run. */
@@ -39,7 +41,6 @@ typedef struct run {
     const char *dir;
     stage stages[MAX_STAGES];
     int n_stages;
-    uint8_t root[CKPT_SHA256_LEN];
     uint8_t config[CKPT_SHA256_LEN];
     bool has_config;
     ckpt_stream_opts stream;
@@ -69,7 +70,7 @@ static ckpt_status check_stage(run *r, stage *s, ckpt_err *err)
     if (has_config)
         CKPT_CHECK(ckpt_config_digest(s->model.config, config, err));
     if (s == r->stages) {
-        memcpy(r->root, root, sizeof root);
+        memcpy(s->root, root, sizeof root);
         r->has_config = has_config;
         if (has_config)
             memcpy(r->config, config, sizeof config);
@@ -78,8 +79,8 @@ static ckpt_status check_stage(run *r, stage *s, ckpt_err *err)
                              has_config ? "found in a plain source" : "not recognised");
         return CKPT_OK;
     }
-    if (memcmp(root, r->root, sizeof root) != 0)
-        return ckpt_fail(err, CKPT_E_MISMATCH, "root differs from the source's");
+    if (memcmp(root, s->root, sizeof root) != 0)
+        return ckpt_fail(err, CKPT_E_MISMATCH, "root differs from the one that convert reports");
     if (has_config != r->has_config ||
         (has_config && memcmp(config, r->config, sizeof config) != 0))
         return ckpt_fail(err, CKPT_E_MISMATCH, "config digest differs from the source's");
@@ -105,7 +106,11 @@ typedef struct target {
     const char *container, *group; /* group NULL: keep the layout */
     ckpt_mesh mesh;
     uint64_t max_shard;
+    bool cast;
+    ckpt_dtype dtype; /* if cast */
 } target;
+
+static const ckpt_mesh whole = {1, 1, 1, 1, 1, 1};
 
 /* As the program chooses: no change within the group, else what the drawn configuration says of its
  * own group. */
@@ -143,10 +148,10 @@ static ckpt_status refresh_common(void *self, ckpt_plan *plan, ckpt_err *err)
     return CKPT_OK;
 }
 
-static ckpt_status write_stage(run *r, const stage *from, const target *to, const char *dir,
-                               ckpt_err *err)
+static ckpt_status write_stage(run *r, const stage *from, const target *to, stage *s, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
+    const uint8_t *source_root = r->stages[0].root;
     ckpt_plan plan = {0};
     ckpt_convert_result result = {0};
     union {
@@ -159,6 +164,8 @@ static ckpt_status write_stage(run *r, const stage *from, const target *to, cons
                               .sharded = strcmp(to->container, "torch_dist") == 0,
                               .allow_unknown = r->synth.kind == SYNTH_PLAIN,
                               .max_shard_bytes = to->max_shard,
+                              .cast = to->cast ? CKPT_CAST_TO : CKPT_CAST_KEEP,
+                              .dtype = to->dtype,
                               .before_layout = refresh_common,
                               .self = &r->arena};
     /* the way back knows the spellings of the source, as the program does by the manifest */
@@ -169,14 +176,15 @@ static ckpt_status write_stage(run *r, const stage *from, const target *to, cons
     CKPT_CHECK(ckpt_mesh_resolve(&opts.mesh, err));
     CKPT_CHECK(ckpt_plan_convert(&plan, model.out, &opts, err));
     r->doing = "convert";
-    if (mkdir(dir, 0777) != 0)
-        return ckpt_fail(err, CKPT_E_IO, "cannot create %s", dir);
-    CKPT_CHECK(ckpt_stream_convert(&plan, dir, &r->stream, &r->arena, &result, err));
-    if (plan.n_lossy != 0)
+    if (mkdir(s->dir, 0777) != 0)
+        return ckpt_fail(err, CKPT_E_IO, "cannot create %s", s->dir);
+    CKPT_CHECK(ckpt_stream_convert(&plan, s->dir, &r->stream, &r->arena, &result, err));
+    memcpy(s->root, result.root, sizeof s->root);
+    if (plan.n_lossy != 0 && !to->cast)
         status = ckpt_fail(err, CKPT_E_MISMATCH, "lossy: %s", plan.lossy[0]);
-    else if (memcmp(result.root, r->root, sizeof r->root) != 0)
+    else if (memcmp(result.root, source_root, sizeof s->root) != 0 && !to->cast)
         status = ckpt_fail(err, CKPT_E_MISMATCH, "convert reports another root");
-    else if (memcmp(result.source_root, r->root, sizeof r->root) != 0)
+    else if (memcmp(result.source_root, source_root, sizeof s->root) != 0)
         status = ckpt_fail(err, CKPT_E_MISMATCH, "convert reports another source root");
 done:
     ckpt_plan_release(&plan);
@@ -188,13 +196,13 @@ static ckpt_status step(run *r, const stage *from, const target *to, stage **out
 {
     ckpt_status status = CKPT_OK;
     stage *s = &r->stages[r->n_stages++];
-    snprintf(s->label, sizeof s->label, "%d-%s-%s-tp%d-pp%d-ep%d-etp%d", r->n_stages - 1,
+    snprintf(s->label, sizeof s->label, "%d-%s-%s-tp%d-pp%d-ep%d-etp%d%s%s", r->n_stages - 1,
              to->container, to->group ? to->group : "keep", to->mesh.tp, to->mesh.pp, to->mesh.ep,
-             to->mesh.etp);
+             to->mesh.etp, to->cast ? "-" : "", to->cast ? ckpt_dtype_get(to->dtype)->name : "");
     s->dir = ckpt_path_join(&r->arena, r->dir, s->label);
     if (s->dir == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    CKPT_TRY(write_stage(r, from, to, s->dir, err), "%s", s->label);
+    CKPT_TRY(write_stage(r, from, to, s, err), "%s", s->label);
     r->conversions++;
     r->doing = "open";
     ckpt_open_opts opts = {.iteration = -1};
@@ -403,11 +411,9 @@ static ckpt_status reshard(run *r, const stage *source, ckpt_mesh a, ckpt_mesh b
 {
     ckpt_status status = CKPT_OK;
     stage *first, *again, *twice, *kept, *from_kept;
-    target dist_a = {"torch_dist", "megatron", a, 0}, dist_b = {"torch_dist", "megatron", b, 0};
-    target keep = {
-        "safetensors", NULL, {1, 1, 1, 1, 1, 1},
-          draw_shard(r)
-    };
+    target dist_a = {.container = "torch_dist", .group = "megatron", .mesh = a};
+    target dist_b = {.container = "torch_dist", .group = "megatron", .mesh = b};
+    target keep = {.container = "safetensors", .mesh = whole, .max_shard = draw_shard(r)};
     CKPT_CHECK(step(r, source, &dist_a, &first, err));
     CKPT_CHECK(step(r, first, &dist_b, at_b, err));
     CKPT_CHECK(step(r, *at_b, &dist_a, &again, err));
@@ -430,14 +436,8 @@ static ckpt_status through_dcp(run *r, const stage *source, uint64_t max_shard, 
 {
     ckpt_status status = CKPT_OK;
     stage *first, *second;
-    target dcp = {
-        "torch_dist", NULL, {1, 1, 1, 1, 1, 1},
-          0
-    };
-    target keep = {
-        "safetensors", NULL, {1, 1, 1, 1, 1, 1},
-          max_shard
-    };
+    target dcp = {.container = "torch_dist", .mesh = whole};
+    target keep = {.container = "safetensors", .mesh = whole, .max_shard = max_shard};
     CKPT_CHECK(step(r, source, &dcp, &first, err));
     CKPT_CHECK(step(r, first, &dcp, &second, err));
     CKPT_CHECK(same_stage(r, first, second, NULL, err));
@@ -447,18 +447,28 @@ done:
     return status;
 }
 
+/* A cast is no way back; digests of what it gives were computed while it was written. */
+static ckpt_status through_cast(run *r, const stage *source, ckpt_err *err)
+{
+    static const ckpt_dtype dtypes[] = {CKPT_BF16, CKPT_F16, CKPT_F32};
+    stage *out;
+    target to = {.container = r->seed % 2 == 0 ? "safetensors" : "torch_dist",
+                 .mesh = whole,
+                 .cast = true,
+                 .dtype = dtypes[r->seed / 2 % 3]};
+    return step(r, source, &to, &out, err);
+}
+
 static ckpt_status run_chain(run *r, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     stage *source, *direct, *at_b, *back, *dcp;
     ckpt_mesh a = draw_mesh(r), b = draw_mesh(r);
-    target st = {
-        "safetensors", NULL, {1, 1, 1, 1, 1, 1},
-          draw_shard(r)
-    };
+    target st = {.container = "safetensors", .mesh = whole, .max_shard = draw_shard(r)};
     CKPT_CHECK(open_memory(r, &source, err));
     CKPT_CHECK(step(r, source, &st, &direct, err));
     CKPT_CHECK(check_contents(r, direct, err));
+    CKPT_CHECK(through_cast(r, source, err));
     if (r->synth.kind == SYNTH_MEGATRON)
         return reshard(r, source, a, b, &at_b, err);
     CKPT_CHECK(through_dcp(r, direct, st.max_shard, &dcp, err));
