@@ -18,6 +18,7 @@
 #include "dtype.h"
 
 #include "checked.h"
+#include "codec.h"
 #include "le.h"
 
 #include <assert.h>
@@ -256,20 +257,6 @@ static uint64_t encode(ckpt_dtype dtype, uint64_t x)
 #define BLOCK 256
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-ALWAYS_INLINE float as_float(uint32_t x)
-{
-    float f;
-    memcpy(&f, &x, sizeof f);
-    return f;
-}
-
-ALWAYS_INLINE uint32_t as_bits(float f)
-{
-    uint32_t x;
-    memcpy(&x, &f, sizeof x);
-    return x;
-}
-
 /* yes if test, else no, as masks: a ?: around floating-point arithmetic keeps GCC from vectorising,
  * since it may not then evaluate both sides (-ftrapping-math). */
 ALWAYS_INLINE int32_t pick(bool test, int32_t yes, int32_t no)
@@ -294,7 +281,7 @@ ALWAYS_INLINE uint32_t narrow(uint32_t x, int kind, int exp_bits, int man_bits, 
     uint32_t sign = (x >> (31 - width)) & (1u << width);
     int32_t normal =
         (a - ((127 - bias) << 23) + ((1 << (drop - 1)) - 1) + ((a >> drop) & 1)) >> drop;
-    int32_t tiny = (int32_t)(as_bits(as_float((uint32_t)a) + as_float(magic)) - magic);
+    int32_t tiny = (int32_t)(ckpt_f32_bits(ckpt_f32_of((uint32_t)a) + ckpt_f32_of(magic)) - magic);
     int32_t code = pick(a < (128 - bias) << 23, tiny, normal);
     bool over = code > largest; /* infinity and NaN too: their exponent is the largest */
     if (kind == FNUZ)
@@ -328,7 +315,7 @@ ALWAYS_INLINE uint32_t widen_f16(uint32_t h)
 {
     const uint32_t magic = 113u << 23;
     uint32_t a = (h & 0x7fff) << 13;
-    uint32_t tiny = as_bits(as_float(a + magic) - as_float(magic));
+    uint32_t tiny = ckpt_f32_bits(ckpt_f32_of(a + magic) - ckpt_f32_of(magic));
     uint32_t normal = a + (112u << 23) + ((int32_t)a >= 0x1f << 23 ? 112u << 23 : 0);
     uint32_t sign = (h & 0x8000) << 16;
     return (uint32_t)pick((int32_t)a < 1 << 23, (int32_t)tiny, (int32_t)normal) | sign;

@@ -1,4 +1,5 @@
 /* Dtype table, exact conversions against an independent slow reference, torch goldens. */
+#include "codec.h"
 #include "dtype.h"
 
 #include <check.h>
@@ -16,20 +17,6 @@ Suite *suite_dtype(void);
         if (!(test))                                                                               \
             ck_abort_msg(__VA_ARGS__);                                                             \
     } while (0)
-
-static uint32_t float_bits(float f)
-{
-    uint32_t x;
-    memcpy(&x, &f, sizeof x);
-    return x;
-}
-
-static float bits_float(uint32_t x)
-{
-    float f;
-    memcpy(&f, &x, sizeof f);
-    return f;
-}
 
 static uint64_t double_bits(double d)
 {
@@ -251,7 +238,7 @@ static void check_float(const format *f, float x)
 {
     uint32_t got = cast_one(f->dtype, CKPT_F32, &x), want = slow_encode(f, x);
     EXPECT(got == want, "%s of f32 %08x: %x, expected %x", ckpt_dtype_get(f->dtype)->name,
-           float_bits(x), got, want);
+           ckpt_f32_bits(x), got, want);
 }
 
 static void check_double(const format *f, double x)
@@ -266,7 +253,7 @@ START_TEST(cast_random_bits_match_slow_reference)
     const format *f = &formats[_i];
     for (int k = 0; k < 100000; k++) {
         uint64_t r = rng();
-        float x = bits_float((uint32_t)r);
+        float x = ckpt_f32_of((uint32_t)r);
         if (!isnan(x))
             check_float(f, x);
         double d = bits_double(rng());
@@ -334,8 +321,8 @@ START_TEST(cast_f64_f32_matches_the_processor)
         if (isnan(d))
             continue;
         float want = (float)d;
-        EXPECT(cast_one(CKPT_F32, CKPT_F64, &d) == float_bits(want), "f32 of %a", d);
-        float x = bits_float((uint32_t)r);
+        EXPECT(cast_one(CKPT_F32, CKPT_F64, &d) == ckpt_f32_bits(want), "f32 of %a", d);
+        float x = ckpt_f32_of((uint32_t)r);
         if (isnan(x))
             continue;
         double back = 0;
@@ -345,7 +332,7 @@ START_TEST(cast_f64_f32_matches_the_processor)
     /* F32 subnormals and the halfway case below the smallest. */
     double tiny[] = {0x1p-150, 0x1.8p-149, 0x1.0000000000001p-150, 0x1.fffffffffffffp-127};
     for (int k = 0; k < 4; k++)
-        ck_assert_uint_eq(cast_one(CKPT_F32, CKPT_F64, &tiny[k]), float_bits((float)tiny[k]));
+        ck_assert_uint_eq(cast_one(CKPT_F32, CKPT_F64, &tiny[k]), ckpt_f32_bits((float)tiny[k]));
 }
 END_TEST
 
@@ -374,7 +361,7 @@ START_TEST(cast_every_code_survives_widening)
             f->infinity && (c & magnitude) == f->overflow ? INFINITY : code_value(f, c & magnitude);
         v = c > magnitude ? -v : v;
         EXPECT(double_bits(v) == double_bits(wider[c]), "code %x", c);
-        EXPECT(float_bits((float)v) == float_bits(wide[c]), "code %x", c);
+        EXPECT(ckpt_f32_bits((float)v) == ckpt_f32_bits(wide[c]), "code %x", c);
         EXPECT(double_bits(v) == double_bits(ckpt_dtype_load(f->dtype, codes, c)), "load code %x",
                c);
     }
