@@ -15,18 +15,12 @@
 
 /* A group of rows: as read, as dequantised, its codes and scales. */
 typedef struct unit {
-    int64_t first, rows; /* of the matrix */
+    int64_t rows;
     float *x, *y;
     uint8_t *codes;  /* one a byte */
     uint8_t *scales; /* as they are stored, of these rows */
-    uint8_t *cast;
     ckpt_scratch scratch;
 } unit;
-
-static int64_t blocks(int64_t extent, int64_t block)
-{
-    return extent / block + (extent % block != 0);
-}
 
 /* Rows quantised together: those that share scales, else as many as make a fair read. */
 static int64_t unit_rows(const ckpt_wquant *q, const ckpt_wquant_tensor *t)
@@ -39,17 +33,9 @@ static int64_t unit_rows(const ckpt_wquant *q, const ckpt_wquant_tensor *t)
 /* Bytes of the scales of one unit's row of blocks. */
 static int64_t scale_row(const ckpt_wquant *q, const ckpt_wquant_tensor *t)
 {
-    switch (q->kind) {
-    case CKPT_WQUANT_FP8_BLOCK:
-        return blocks(t->cols, CKPT_FP8_BLOCK) * (int64_t)sizeof(float);
-    case CKPT_WQUANT_NVFP4:
-        return t->cols / CKPT_NVFP4_BLOCK;
-    case CKPT_WQUANT_MXFP8:
-        return t->cols / CKPT_MXFP8_BLOCK;
-    case CKPT_WQUANT_NONE:
-        break;
-    }
-    return 0;
+    int64_t dims[2];
+    ckpt_wquant_scales(q->kind, t->rows, t->cols, dims);
+    return q->kind == CKPT_WQUANT_FP8_BLOCK ? dims[1] * (int64_t)sizeof(float) : dims[1];
 }
 
 static void unit_close(unit *u)
@@ -86,7 +72,6 @@ static ckpt_status unit_read(const ckpt_wquant *q, const ckpt_wquant_tensor *t, 
     ckpt_gather g = q->base->chunks[t->base][0];
     size_t row = (size_t)t->cols * sizeof(float);
     g.to = CKPT_F32;
-    u->first = first;
     u->rows = ckpt_min_i64(unit_rows(q, t), t->rows - first);
     return ckpt_gather_run(q->base->model->src, &g, (uint64_t)first * row, (size_t)u->rows * row,
                            (uint8_t *)u->x, &u->scratch, err);
@@ -249,10 +234,7 @@ static ckpt_status measure_item(ckpt_worker *w, size_t item, ckpt_err *err)
         unit_quantise(q, t, &u);
         add_errors(q, t, &u, &s);
         ckpt_job_advance(w, (uint64_t)(u.rows * t->cols));
-        if (ckpt_interrupted) {
-            status = ckpt_fail(err, CKPT_E_INTERRUPTED, "interrupted");
-            goto done;
-        }
+        CKPT_CHECK(ckpt_check_interrupted(err));
     }
     if (!isfinite(s.error) || !isfinite(s.value)) {
         status = not_finite(q, t, err);

@@ -19,6 +19,9 @@ typedef struct ckpt_wquant_stored {
     uint32_t tensor; /* else: in q->tensors */
 } ckpt_wquant_stored;
 
+/* Shape of the scales of a matrix [rows, cols]. */
+void ckpt_wquant_scales(ckpt_wquant_kind kind, int64_t rows, int64_t cols, int64_t dims[2]);
+
 /* read_at of q->src. Files: those of the base plan's source, then one for every tensor. */
 ckpt_status ckpt_wquant_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
                              ckpt_err *err) CKPT_MUST_USE;

@@ -55,6 +55,13 @@ const char *ckpt_wquant_name(ckpt_wquant_kind kind)
     return kinds[kind].name;
 }
 
+void ckpt_wquant_scales(ckpt_wquant_kind kind, int64_t rows, int64_t cols, int64_t dims[2])
+{
+    const bool fp8 = kind == CKPT_WQUANT_FP8_BLOCK;
+    dims[0] = fp8 ? (rows + CKPT_FP8_BLOCK - 1) / CKPT_FP8_BLOCK : rows;
+    dims[1] = fp8 ? (cols + CKPT_FP8_BLOCK - 1) / CKPT_FP8_BLOCK : cols / kinds[kind].block;
+}
+
 static ckpt_status no_memory(ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory planning quantised weights");
@@ -148,6 +155,17 @@ static ckpt_status check_target(const ckpt_wquant *q, const ckpt_convert_opts *o
     return CKPT_OK;
 }
 
+static ckpt_status copy_lines(const char *const *from, size_t n, ckpt_plan *plan,
+                              const char ***list, size_t *count, size_t *cap, ckpt_err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        ckpt_status status = ckpt_plan_line(plan, list, count, cap, err, "%s", from[i]);
+        if (status != CKPT_OK)
+            return status;
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status select_tensors(ckpt_wquant *q, ckpt_plan *out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -156,9 +174,8 @@ static ckpt_status select_tensors(ckpt_wquant *q, ckpt_plan *out, ckpt_err *err)
     q->skipped = ckpt_arena_array(&q->arena, n, sizeof *q->skipped);
     if (q->tensors == NULL || q->skipped == NULL)
         return no_memory(err);
-    for (size_t i = 0; i < q->base->n_not_cast; i++)
-        CKPT_CHECK(ckpt_plan_line(out, &out->not_cast, &out->n_not_cast, &cap, err, "%s",
-                                  q->base->not_cast[i]));
+    CKPT_CHECK(copy_lines(q->base->not_cast, q->base->n_not_cast, out, &out->not_cast,
+                          &out->n_not_cast, &cap, err));
     for (size_t i = 0; i < n; i++)
         CKPT_CHECK(select_one(q, (uint32_t)i, out, &cap, err));
     if (q->n == 0)
@@ -256,14 +273,12 @@ static ckpt_status add_quantised(builder *b, uint32_t index, ckpt_err *err)
 {
     ckpt_wquant *q = b->q;
     const ckpt_wquant_tensor *t = &q->tensors[index];
-    const int64_t block = kinds[q->kind].block;
-    bool fp8 = q->kind == CKPT_WQUANT_FP8_BLOCK, four = q->kind == CKPT_WQUANT_NVFP4;
+    bool four = q->kind == CKPT_WQUANT_NVFP4;
     const int64_t codes[2] = {t->rows, four ? t->cols / 2 : t->cols};
-    const int64_t scales[2] = {fp8 ? (t->rows + CKPT_FP8_BLOCK - 1) / CKPT_FP8_BLOCK : t->rows,
-                               fp8 ? (t->cols + CKPT_FP8_BLOCK - 1) / CKPT_FP8_BLOCK
-                                   : t->cols / block};
+    int64_t scales[2];
     ckpt_wquant_stored s = {.part = CKPT_WQUANT_CODES, .tensor = index};
     ckpt_status status;
+    ckpt_wquant_scales(q->kind, t->rows, t->cols, scales);
     CKPT_CHECK(add(b, t->name, kinds[q->kind].codes, 2, codes, s, err));
     s.part = CKPT_WQUANT_SCALES;
     CKPT_CHECK(add(b, ckpt_arena_printf(&q->arena, "%s%s", t->name, kinds[q->kind].suffix),
@@ -406,25 +421,13 @@ done:
     return status;
 }
 
-static ckpt_status copy_lines(const char *const *from, size_t n, ckpt_plan *plan,
-                              const char ***list, size_t *count, ckpt_err *err)
-{
-    size_t cap = 0;
-    for (size_t i = 0; i < n; i++) {
-        ckpt_status status = ckpt_plan_line(plan, list, count, &cap, err, "%s", from[i]);
-        if (status != CKPT_OK)
-            return status;
-    }
-    return CKPT_OK;
-}
-
 /* What the first plan found out stays true. */
 static ckpt_status carry(ckpt_wquant *q, ckpt_plan *plan, ckpt_err *err)
 {
     const ckpt_plan *base = q->base;
     ckpt_status status;
     ckpt_out out = base->out;
-    size_t cap = 0;
+    size_t caps[3] = {0};
     out.tensors = plan->out.tensors;
     out.n_tensors = plan->out.n_tensors;
     plan->out = out;
@@ -436,14 +439,13 @@ static ckpt_status carry(ckpt_wquant *q, ckpt_plan *plan, ckpt_err *err)
     if (plan->config == NULL || (base->canon_config != NULL && plan->canon_config == NULL))
         return no_memory(err);
     plan->out.config = plan->config;
-    CKPT_CHECK(
-        copy_lines(base->dropped, base->n_dropped, plan, &plan->dropped, &plan->n_dropped, err));
+    CKPT_CHECK(copy_lines(base->dropped, base->n_dropped, plan, &plan->dropped, &plan->n_dropped,
+                          &caps[0], err));
     CKPT_CHECK(copy_lines(base->warnings, base->n_warnings, plan, &plan->warnings,
-                          &plan->n_warnings, err));
-    for (size_t i = 0; i < base->n_lossy; i++)
-        CKPT_CHECK(
-            ckpt_plan_line(plan, &plan->lossy, &plan->n_lossy, &cap, err, "%s", base->lossy[i]));
-    CKPT_CHECK(ckpt_plan_line(plan, &plan->lossy, &plan->n_lossy, &cap, err,
+                          &plan->n_warnings, &caps[1], err));
+    CKPT_CHECK(
+        copy_lines(base->lossy, base->n_lossy, plan, &plan->lossy, &plan->n_lossy, &caps[2], err));
+    CKPT_CHECK(ckpt_plan_line(plan, &plan->lossy, &plan->n_lossy, &caps[2], err,
                               "%zu projection%s become%s %s: rounded to its codes", q->n,
                               q->n == 1 ? "" : "s", q->n == 1 ? "s" : "", kinds[q->kind].what));
 done:
