@@ -114,15 +114,6 @@ const ckpt_quant *ckpt_policy_of(const ckpt_policy *p, int block)
     return NULL;
 }
 
-bool ckpt_policy_uses(const ckpt_policy *p, ckpt_quant_kind kind)
-{
-    for (size_t i = 0; p != NULL && i < p->n; i++)
-        for (int h = 0; h < CKPT_HANDLE_COUNT; h++)
-            if (p->modules[i].q.kind[h] == kind)
-                return true;
-    return false;
-}
-
 void ckpt_policy_release(ckpt_policy *p)
 {
     ckpt_arena_free(&p->arena);
@@ -350,14 +341,6 @@ static ckpt_status restore_handle(const ckpt_json *j, int handle, ckpt_quant *q,
     return status;
 }
 
-static int find_handle(const char *name)
-{
-    for (int h = 0; h < CKPT_HANDLE_COUNT; h++)
-        if (strcmp(ckpt_handle_names[h], name) == 0)
-            return h;
-    return -1;
-}
-
 static ckpt_status restore_module(ckpt_policy_module *m, const ckpt_json *j, ckpt_err *err)
 {
     static const char *const known[] = {"execution", "quantizers", NULL};
@@ -370,7 +353,7 @@ static ckpt_status restore_module(ckpt_policy_module *m, const ckpt_json *j, ckp
     if (!ckpt_json_is_object(list))
         return ckpt_fail(err, CKPT_E_FORMAT, "'quantizers' is no object");
     for (const ckpt_json *c = ckpt_json_child(list); c != NULL; c = ckpt_json_next(c)) {
-        int h = find_handle(ckpt_json_key(c));
+        int h = ckpt_policy_index(ckpt_handle_names, CKPT_HANDLE_COUNT, ckpt_json_key(c));
         if (h < 0)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no handle '%s'", ckpt_json_key(c));
         CKPT_TRY(restore_handle(c, h, &m->q, err), "%s", ckpt_json_key(c));

@@ -105,7 +105,7 @@ ckpt_quant_handle ckpt_handle_of(ckpt_quant_site site, int side);
 #define CKPT_POLICY_KEY "kda_quant_policy"
 #define CKPT_POLICY_DIGEST_KEY "kda_quant_policy_sha256"
 
-#define CKPT_POLICY_ALIASES 4
+#define CKPT_POLICY_ALIASES 3
 typedef struct ckpt_policy_module {
     const char *name;                       /* "blocks.0.kda" */
     const char *alias[CKPT_POLICY_ALIASES]; /* other names, or NULL */
@@ -139,8 +139,6 @@ ckpt_status ckpt_policy_restore(ckpt_policy *p, const char *text, const char *di
 ckpt_json *ckpt_policy_preset(const char *name);
 /* Of a block, or NULL: no such module, or p NULL. */
 const ckpt_quant *ckpt_policy_of(const ckpt_policy *p, int block);
-/* Is any handle of this kind? */
-bool ckpt_policy_uses(const ckpt_policy *p, ckpt_quant_kind kind);
 void ckpt_policy_release(ckpt_policy *p);
 /* SHA-256 of a stored text. */
 void ckpt_policy_digest(const char *text, char hex[65]);

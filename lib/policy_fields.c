@@ -178,7 +178,7 @@ static ckpt_quant_dtype read_dtype(const ckpt_json *j)
     return CKPT_QUANT_NO_ROUNDING;
 }
 
-static int name_index(const char *const *names, int n, const char *name)
+int ckpt_policy_index(const char *const *names, int n, const char *name)
 {
     for (int i = 0; i < n; i++)
         if (strcmp(names[i], name) == 0)
@@ -189,7 +189,7 @@ static int name_index(const char *const *names, int n, const char *name)
 static ckpt_status read_schedule(const ckpt_json *j, ckpt_quant *q, ckpt_err *err)
 {
     static const char *const known[] = {"accumulator_dtype", "reduction_block", NULL};
-    int site = name_index(ckpt_site_names, CKPT_SITE_COUNT, ckpt_json_key(j));
+    int site = ckpt_policy_index(ckpt_site_names, CKPT_SITE_COUNT, ckpt_json_key(j));
     if (site < 0)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "unknown product '%s'", ckpt_json_key(j));
     ckpt_status status = ckpt_policy_fields(j, known, err);
@@ -277,7 +277,7 @@ ckpt_status ckpt_policy_execution(const ckpt_json *cfg, ckpt_quant *q, ckpt_err 
     for (const ckpt_json *c = ckpt_json_child(matmul); c != NULL; c = ckpt_json_next(c))
         CKPT_TRY(read_schedule(c, q, err), "matmul");
     for (const ckpt_json *c = ckpt_json_child(elementwise); c != NULL; c = ckpt_json_next(c)) {
-        int b = name_index(ckpt_boundary_names, CKPT_BOUNDARY_COUNT, ckpt_json_key(c));
+        int b = ckpt_policy_index(ckpt_boundary_names, CKPT_BOUNDARY_COUNT, ckpt_json_key(c));
         if (b < 0 || read_dtype(c) == CKPT_QUANT_NO_ROUNDING)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "elementwise: '%s' is %s", ckpt_json_key(c),
                              b < 0 ? "unknown" : "not float32, float16 or bfloat16");

@@ -7,6 +7,8 @@
 /* j is an object with these members and no others; `known` ends with NULL. */
 ckpt_status ckpt_policy_fields(const ckpt_json *j, const char *const *known,
                                ckpt_err *err) CKPT_MUST_USE;
+/* Of a name among n, or -1. */
+int ckpt_policy_index(const char *const *names, int n, const char *name);
 /* Known attributes of a quantiser, of the right types. */
 ckpt_status ckpt_policy_attributes(const ckpt_json *cfg, ckpt_err *err) CKPT_MUST_USE;
 /* What the attributes (NULL: all defaults) ask of a handle, or why that is refused. */
