@@ -259,8 +259,9 @@ static void print_summary(inspection *in)
     if (m->layout != NULL && m->tags != NULL && *m->tags != '\0')
         field(in, "choices", ckpt_clean(arena, m->tags));
     field(in, "mesh", ckpt_tool_mesh(arena, &m->mesh));
-    if (ckpt_policy_shown(arena, &in->src) != NULL)
-        field(in, "policy", ckpt_policy_shown(arena, &in->src));
+    const char *policy = ckpt_policy_shown(arena, &in->src);
+    if (policy != NULL)
+        field(in, "policy", policy);
     if (in->src.iteration >= 0)
         printf("%s%-11s%s %lld\n", ckpt_paint_on(in->tool->color, CKPT_BOLD), "iteration",
                ckpt_paint_off(in->tool->color), (long long)in->src.iteration);

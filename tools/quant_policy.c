@@ -87,24 +87,26 @@ const char *ckpt_policy_shown(ckpt_arena *arena, const ckpt_source *src)
     return ckpt_arena_printf(arena, "quantisation, sha256 %s", hex);
 }
 
-const char *ckpt_policy_summary(ckpt_arena *arena, const ckpt_policy *p)
+static size_t emulated(const ckpt_policy *p)
 {
     size_t n = 0;
     for (size_t i = 0; i < p->n; i++)
         n += p->modules[i].q.enabled;
-    const char *s = ckpt_arena_printf(arena, "%.12s… on %zu of %zu KDA module%s", p->digest, n,
-                                      p->n, ckpt_tool_plural(p->n));
+    return n;
+}
+
+const char *ckpt_policy_summary(ckpt_arena *arena, const ckpt_policy *p)
+{
+    const char *s = ckpt_arena_printf(arena, "%.12s… on %zu of %zu KDA module%s", p->digest,
+                                      emulated(p), p->n, ckpt_tool_plural(p->n));
     return s != NULL ? s : p->digest;
 }
 
 void ckpt_policy_json(ckpt_jw *w, const ckpt_policy *p)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < p->n; i++)
-        n += p->modules[i].q.enabled;
     ckpt_jw_open(w, "quant_policy", '{');
     ckpt_jw_string(w, "digest", p->digest);
     ckpt_jw_int(w, "modules", (int64_t)p->n);
-    ckpt_jw_int(w, "enabled", (int64_t)n);
+    ckpt_jw_int(w, "enabled", (int64_t)emulated(p));
     ckpt_jw_close(w, '}');
 }
