@@ -29,6 +29,17 @@ static float amax_of_numbers(const float *x, int64_t n)
     return a;
 }
 
+/* Of n elements in each of some rows; NaN if there is one. */
+static float amax_of_box(const float *x, int64_t rows, int64_t stride, int64_t n)
+{
+    float a = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        float m = ckpt_amax(x + r * stride, n);
+        a = m > a || m != m ? m : a;
+    }
+    return a;
+}
+
 static float clamp(float x, float limit)
 {
     return x < -limit ? -limit : x > limit ? limit : x;
@@ -73,12 +84,7 @@ void ckpt_qdq_state(int64_t n, int64_t K, int64_t V, int64_t block_v, bool int8,
     for (int64_t i = 0; i < n * tiles; i++) {
         const int64_t lo = i % tiles * block_v, len = ckpt_min_i64(block_v, V - lo);
         const int64_t at = i / tiles * K * V + lo;
-        float a = 0;
-        for (int64_t k = 0; k < K; k++) {
-            float m = ckpt_amax(x + at + k * V, len);
-            a = m > a || m != m ? m : a;
-        }
-        float s = ckpt_state_scale(a, int8 ? 127.0f : 448.0f, gpu);
+        float s = ckpt_state_scale(amax_of_box(x + at, K, V, len), int8 ? 127.0f : 448.0f, gpu);
         for (int64_t k = 0; k < K; k++)
             for (int64_t v = at + k * V; v < at + k * V + len; v++)
                 y[v] = ckpt_state_qdq(x[v], s, int8);
@@ -213,12 +219,8 @@ void ckpt_qdq_fp8_block(int64_t rows, int64_t cols, int64_t br, int64_t bc, ckpt
     for (int64_t i = 0; i < across * down; i++) {
         const int64_t r0 = i / across * br, c0 = i % across * bc;
         const int64_t r1 = ckpt_min_i64(rows, r0 + br), n = ckpt_min_i64(bc, cols - c0);
-        float a = 0;
-        for (int64_t r = r0; r < r1; r++) {
-            float m = ckpt_amax(x + r * cols + c0, n);
-            a = m > a || m != m ? m : a;
-        }
-        float m = block_scale(a, style), s = style == CKPT_FP8_DEEPSEEK ? m : 1.0f / m;
+        float m = block_scale(amax_of_box(x + r0 * cols + c0, r1 - r0, cols, n), style);
+        float s = style == CKPT_FP8_DEEPSEEK ? m : 1.0f / m;
         for (int64_t r = r0; r < r1; r++) {
             for (int64_t j = r * cols + c0; j < r * cols + c0 + n; j++) {
                 float v = style == CKPT_FP8_DEEPSEEK ? x[j] / m : x[j] * m;
