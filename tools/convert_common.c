@@ -174,16 +174,15 @@ ckpt_status ckpt_convert_policy(const ckpt_container *to, ckpt_plan *plan, const
         CKPT_CHECK(ckpt_dcp_new_common(out->config, out->iteration,
                                        to == &ckpt_torch_dist ? ckpt_dcp_sharding_type(out) : NULL,
                                        true, &before, err));
-    if (before.failed)
+    if (before.failed) {
         status = ckpt_tool_no_memory(err);
-    if (status == CKPT_OK)
-        CKPT_CHECK(ckpt_dcp_common_edit(before.data, before.len, &changes, &after, err));
-    if (status == CKPT_OK) {
-        ckpt_buf_release(common); /* its bytes, if it had any, are the edited ones */
-        *common = after;
-        after = (ckpt_buf){0};
-        status = ckpt_convert_set_common(plan, common, err);
+        goto done;
     }
+    CKPT_CHECK(ckpt_dcp_common_edit(before.data, before.len, &changes, &after, err));
+    ckpt_buf_release(common); /* its bytes, if it had any, are the edited ones */
+    *common = after;
+    after = (ckpt_buf){0};
+    status = ckpt_convert_set_common(plan, common, err);
 done:
     ckpt_buf_release(&before);
     ckpt_buf_release(&after);
