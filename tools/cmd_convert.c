@@ -326,7 +326,7 @@ static ckpt_status check_effects(const conversion *c, ckpt_err *err)
                                       .etp = o->etp,
                                       .cp = o->cp,
                                       .single_file = c->plan_opts.single_file,
-                                      .casts = o->dtype > DTYPE_KEEP && o->dtype < DTYPE_QUANTISED,
+                                      .casts = c->plan_opts.cast == CKPT_CAST_TO,
                                       .dry_run = o->dry_run};
     return ckpt_convert_effects(c->tool, &facts, err);
 }
