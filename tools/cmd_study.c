@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "checked.h"
+#include "le.h"
 
 #define DRAWS 5000  /* of the paired bootstrap */
 #define MARGIN 0.02 /* nats: what is still called equal */
@@ -159,9 +160,8 @@ static ckpt_status open_policy(const study *s, variant *v, ckpt_policy *p, ckpt_
 static void hash_ids(ckpt_sha256_stream *h, const int32_t *ids, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        uint8_t wide[8] = {0};
-        for (int b = 0; b < 4; b++)
-            wide[b] = (uint8_t)((uint32_t)ids[i] >> 8 * b);
+        uint8_t wide[8];
+        ckpt_put_u64(wide, (uint32_t)ids[i]);
         ckpt_sha256_stream_update2(h, wide, sizeof wide, NULL, NULL, 0);
     }
 }
