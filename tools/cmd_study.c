@@ -350,14 +350,6 @@ done:
 
 /* ---- comparison -------------------------------------------------------------------------------- */
 
-static uint64_t splitmix(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Mean of the paired differences, and the middle 95 % of the means of blocks drawn again. */
 static ckpt_status compare(const study *s, variant *v, int when, ckpt_err *err)
 {
@@ -373,7 +365,7 @@ static ckpt_status compare(const study *s, variant *v, int when, ckpt_err *err)
         v->delta[when] += (x[i] - y[i]) / (double)n;
     for (int d = 0; d < DRAWS; d++)
         for (int64_t i = 0; i < n; i++) {
-            const uint64_t at = splitmix(&state) % (uint64_t)n;
+            const uint64_t at = ckpt_tool_draw(&state) % (uint64_t)n;
             draws[d] += (x[at] - y[at]) / (double)n;
         }
     qsort(draws, DRAWS, sizeof *draws, by_value);

@@ -410,6 +410,14 @@ const char *ckpt_tool_module(ckpt_arena *arena, const char *name, bool canonical
     return ckpt_arena_strndup(arena, out, n);
 }
 
+uint64_t ckpt_tool_draw(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
 const char *ckpt_tool_plural(uint64_t n)
 {
     return n == 1 ? "" : "s";

@@ -119,6 +119,8 @@ bool ckpt_tool_selected(const ckpt_model *model, size_t tensor, const ckpt_strin
 bool ckpt_tool_key_is_guess(const char *key);
 /* The module that a tensor of this name is counted under. */
 const char *ckpt_tool_module(ckpt_arena *arena, const char *name, bool canonical);
+/* The next number after *state, the same on every machine: splitmix64. */
+uint64_t ckpt_tool_draw(uint64_t *state);
 /* "s" unless n is 1. */
 const char *ckpt_tool_plural(uint64_t n);
 /* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */

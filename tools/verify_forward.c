@@ -99,20 +99,16 @@ static void shift_labels(tokens *t)
             t->labels[i] = i + 1 < t->cu[s + 1] ? t->ids[i + 1] : -1;
 }
 
-/* The same on every machine: splitmix64 of the position. */
 static ckpt_status fixed_tokens(tokens *t, int64_t vocabulary, ckpt_err *err)
 {
+    uint64_t state = 0;
     ckpt_status status = tokens_alloc(t, FIXED_SEQUENCES, FIXED_SEQUENCES * FIXED_TOKENS, err);
     if (status != CKPT_OK)
         return status;
     for (int64_t s = 0; s <= FIXED_SEQUENCES; s++)
         t->cu[s] = s * FIXED_TOKENS;
-    for (int64_t i = 0; i < t->n; i++) {
-        uint64_t z = ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-        t->ids[i] = (int32_t)((z ^ z >> 31) % (uint64_t)vocabulary);
-    }
+    for (int64_t i = 0; i < t->n; i++)
+        t->ids[i] = (int32_t)(ckpt_tool_draw(&state) % (uint64_t)vocabulary);
     shift_labels(t);
     return CKPT_OK;
 }
