@@ -16,8 +16,7 @@ from safetensors.numpy import save_file
 import quant_oracle as q
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
-SHAPE = dict(T=72, H=1, HV=2, K=18, V=10, cu_seqlens=[0, 5, 72], work="float64",
-             round_inputs="bf16", g_range=0.5)
+SHAPE = dict(B=1, T=72, H=1, HV=2, K=18, V=10, cu_seqlens=[0, 5, 72], g_range=0.5)
 KINDS = {"rounded": dict(state={"block_v": 16}, elementwise={
     "gate_prefix": "float16", "gate_exp": "float16", "value_residual": "bfloat16",
     "state_decay": "float16", "state_add": "bfloat16", "output_add": "float16"})}
@@ -47,14 +46,13 @@ def policies():
 
 
 def prefill(out):
-    spec = q.complete(dict(SHAPE))
-    a = q.make_inputs(spec)
+    a = q.make_inputs(**SHAPE)
     for name, value in a.items():
         out["prefill/in/" + name] = np.asarray(value, np.float64)
     for name, config in policies():
         run = q.Prefill(q.Policy(config), np.float64)
         o, final = run.forward(a["q"], a["k"], a["v"], a["g"], a["beta"], a["s0"], None,
-                               spec["cu_seqlens"])
+                               SHAPE["cu_seqlens"])
         values = dict(run.backward(a["do"], a["ds_final"]), o=o, s_final=final)
         for key, value in values.items():
             out["prefill/%s/%s" % (name, key)] = np.ascontiguousarray(value, np.float64)
