@@ -31,6 +31,8 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
+import stand_in
+
 WORLD = 2
 DP = 2  # data-parallel ranks of the flattened writers, which run on WORLD * DP ranks
 
@@ -329,9 +331,7 @@ def without_cuda():
     """Old Megatron-Core assumes a GPU: it synchronizes, and compiles a helper when imported."""
     torch.cuda.synchronize = lambda *a: None
     torch.cuda.current_device = lambda: "cpu"
-    stub = types.ModuleType("unified_memory")
-    stub.create_unified_mempool = stub.has_unified_memory = lambda: None
-    sys.modules["megatron.core.inference.unified_memory"] = stub
+    stand_in.unified_memory()
 
 
 def world_of(what):

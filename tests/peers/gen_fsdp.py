@@ -19,10 +19,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import types
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 import gen_optim
+import stand_in
 
 gen_optim.RULES += [
     ("f'cuda:{torch.cuda.current_device()}'", "'cpu'"), ('f"cuda:{torch.cuda.current_device()}"', '"cpu"'),
@@ -39,9 +39,7 @@ def no_coalescing(*_, **__):
 
 
 def without_nccl(torch):
-    stub = types.ModuleType("without_nccl")
-    stub.no_coalescing = no_coalescing
-    sys.modules["without_nccl"] = stub
+    stand_in.module("without_nccl", no_coalescing=no_coalescing)
     real = torch.distributed.reduce_scatter_tensor
 
     def reduce_scatter_tensor(output, input, op=torch.distributed.ReduceOp.SUM, **kwargs):

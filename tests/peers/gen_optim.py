@@ -24,8 +24,9 @@ import json
 import os
 import subprocess
 import sys
-import types
 from importlib.metadata import version
+
+import stand_in
 
 RULES = [("torch.cuda.FloatTensor", "torch.FloatTensor"), ("torch.cuda.HalfTensor", "torch.HalfTensor"),
          ("torch.cuda.BFloat16Tensor", "torch.BFloat16Tensor"), ("device='cuda'", "device='cpu'"),
@@ -160,10 +161,7 @@ def worker(rank, a, port):
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda *_: None
     if tuple(map(int, version("megatron-core").split(".")[:2])) < (0, 16):
-        # this one compiles a helper with nvcc when it is imported
-        stub = types.ModuleType("unified_memory")
-        stub.create_unified_mempool = stub.has_unified_memory = lambda: None
-        sys.modules["megatron.core.inference.unified_memory"] = stub
+        stand_in.unified_memory()
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     filesystem_async._process_memory = lambda: 0  # a figure for its log, of psutil

@@ -12,10 +12,11 @@ import importlib
 import os
 import subprocess
 import sys
-import types
 
 import torch
 from safetensors.torch import load_file
+
+import stand_in
 
 BOUNDS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -71,13 +72,7 @@ def mxfp8(w):
 def load_modelopt(path):
     """The two files with the quantisers; the packages around them need a GPU stack to import."""
     for name in ["modelopt", "modelopt.torch", "modelopt.torch.quantization", "modelopt.torch.quantization.qtensor"]:
-        shell = types.ModuleType(name)
-        shell.__path__ = [os.path.join(path, *name.split("."))]
-        sys.modules[name] = shell
-
-    def stub(name, **members):
-        sys.modules["modelopt.torch.quantization." + name] = types.ModuleType(name)
-        vars(sys.modules["modelopt.torch.quantization." + name]).update(members)
+        stand_in.module(name, __path__=[os.path.join(path, *name.split("."))])
 
     class Base:
         def __init__(self, shape, dtype, data):
@@ -86,16 +81,17 @@ def load_modelopt(path):
     def block_amax(x, block_sizes):
         return x.abs().reshape(*x.shape[:-1], -1, block_sizes[-1]).amax(-1)
 
-    stub("backends")
-    stub("backends.utils", fp4_compatible=lambda: False)
-    stub("qtensor.base_qtensor", BaseQuantizedTensor=Base)
-    stub("utils", reduce_amax=lambda x: x.abs().max(), reduce_block_amax=block_amax,
-         reduce_block_padding=lambda x, block_sizes: x)
-    sys.modules["modelopt.torch.quantization.utils"].__path__ = [os.path.join(path, "modelopt/torch/quantization/utils")]
-    stub("utils.numeric_utils", E2M1_MAX=6.0, E4M3_MAX=448.0, fp8_max_for_normalization=lambda q: 448.0)
-    of = "modelopt.torch.quantization.qtensor."
-    return (importlib.import_module(of + "nvfp4_tensor").NVFP4QTensor,
-            importlib.import_module(of + "mxfp8_tensor").MXFP8QTensor)
+    of = "modelopt.torch.quantization."
+    stand_in.module(of + "backends")
+    stand_in.module(of + "backends.utils", fp4_compatible=lambda: False)
+    stand_in.module(of + "qtensor.base_qtensor", BaseQuantizedTensor=Base)
+    stand_in.module(of + "utils", __path__=[os.path.join(path, "modelopt/torch/quantization/utils")],
+                    reduce_amax=lambda x: x.abs().max(), reduce_block_amax=block_amax,
+                    reduce_block_padding=lambda x, block_sizes: x)
+    stand_in.module(of + "utils.numeric_utils", E2M1_MAX=6.0, E4M3_MAX=448.0,
+                    fp8_max_for_normalization=lambda q: 448.0)
+    return (importlib.import_module(of + "qtensor.nvfp4_tensor").NVFP4QTensor,
+            importlib.import_module(of + "qtensor.mxfp8_tensor").MXFP8QTensor)
 
 
 def same(name, what, a, b):
