@@ -172,6 +172,7 @@ ckpt_status ckpt_gate_remember(gate *g, gate_unit *u, const gate_result *r,
 
 /* gate_report.c: results as text, members of the JSON document, JUnit XML, SARIF 2.1.0 and GitHub's
  * workflow commands. */
+bool ckpt_gate_passed(const gate_unit *u);
 size_t ckpt_gate_failures(const gate *g);
 void ckpt_gate_text(const gate *g);
 void ckpt_gate_json(const gate *g);

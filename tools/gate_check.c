@@ -624,14 +624,6 @@ static ckpt_status run_all(bench *b)
     return status;
 }
 
-static bool passed(const gate_unit *u)
-{
-    bool ok = true;
-    for (size_t i = 0; i < u->n_results; i++)
-        ok &= u->results[i].ok;
-    return ok;
-}
-
 ckpt_status ckpt_gate_unit(gate *g, gate_unit *u, size_t number, ckpt_err *err)
 {
     bench b = {.g = g, .u = u, .path = u->source->path, .err = err};
@@ -651,7 +643,7 @@ ckpt_status ckpt_gate_unit(gate *g, gate_unit *u, size_t number, ckpt_err *err)
     CKPT_CHECK(ckpt_mkdirs(b.dir, err));
     status = run_all(&b);
     u->seconds = ckpt_seconds_since(&began);
-    if (!g->keep || passed(u))
+    if (!g->keep || ckpt_gate_passed(u))
         ckpt_remove_tree(b.dir);
 done:
     return status;

@@ -109,10 +109,9 @@ static ckpt_status boolean(const ckpt_json *j, const char *key, bool *out, ckpt_
 
 static ckpt_status root(gate *g, const ckpt_json *j, const char **out, ckpt_err *err)
 {
+    uint8_t digest[CKPT_SHA256_LEN];
     ckpt_status status = text(g, j, "root", out, err);
-    if (status == CKPT_OK && *out != NULL &&
-        (strlen(*out) != 2 * CKPT_SHA256_LEN ||
-         strspn(*out, "0123456789abcdef") != 2 * CKPT_SHA256_LEN))
+    if (status == CKPT_OK && *out != NULL && !ckpt_unhex(*out, digest))
         return ckpt_fail(err, CKPT_E_FORMAT, "'root' is not 64 lower-case hexadecimal digits");
     return status;
 }

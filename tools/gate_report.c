@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static bool unit_ok(const gate_unit *u)
+bool ckpt_gate_passed(const gate_unit *u)
 {
     for (size_t i = 0; i < u->n_results; i++)
         if (!u->results[i].ok)
@@ -51,7 +51,7 @@ static const char *reason(const gate_result *r)
 
 static void text_unit(const gate *g, const gate_unit *u, int width)
 {
-    bool c = g->tool->color, ok = unit_ok(u);
+    bool c = g->tool->color, ok = ckpt_gate_passed(u);
     size_t cached = 0;
     char room[160];
     printf("%s%s%s  %-*s ", ckpt_paint_on(c, ok ? CKPT_GREEN : CKPT_RED), ok ? "ok  " : "FAIL",
@@ -120,7 +120,7 @@ void ckpt_gate_json(const gate *g)
         ckpt_jw_string(w, "name", u->name);
         ckpt_jw_string(w, "source", u->source->name);
         ckpt_jw_string(w, "target", u->target != NULL ? u->target->name : NULL);
-        ckpt_jw_bool(w, "ok", unit_ok(u));
+        ckpt_jw_bool(w, "ok", ckpt_gate_passed(u));
         ckpt_jw_real(w, "seconds", u->seconds);
         ckpt_jw_open(w, "checks", '[');
         for (size_t k = 0; k < u->n_results; k++) {
@@ -372,7 +372,7 @@ void ckpt_gate_markdown(const gate *g, ckpt_buf *out)
     ckpt_buf_puts(out, "| | case | checks | s |\n|---|---|---|---|\n");
     for (size_t i = 0; i < g->n_units; i++) {
         const gate_unit *u = &g->units[i];
-        ckpt_buf_printf(out, "| %s | ", unit_ok(u) ? "ok" : "**FAIL**");
+        ckpt_buf_printf(out, "| %s | ", ckpt_gate_passed(u) ? "ok" : "**FAIL**");
         markdown_cell(out, ckpt_tool_clean(g->tool, u->name));
         ckpt_buf_puts(out, " | ");
         for (size_t k = 0; k < u->n_results; k++) {
