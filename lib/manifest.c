@@ -2,6 +2,7 @@
 #include "manifest.h"
 
 #include "checked.h"
+#include "shard.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -107,25 +108,14 @@ static ckpt_status parse_text(ckpt_manifest *m, const ckpt_json *object, const c
 
 static ckpt_status parse_mesh(ckpt_manifest *m, const ckpt_json *doc, ckpt_err *err)
 {
-    struct {
-        const char *key;
-        int *value;
-    } axes[] = {
-        {"tp",  &m->mesh.tp },
-        {"pp",  &m->mesh.pp },
-        {"ep",  &m->mesh.ep },
-        {"etp", &m->mesh.etp},
-        {"cp",  &m->mesh.cp },
-        {"dp",  &m->mesh.dp }
-    };
     const ckpt_json *mesh = ckpt_json_get(doc, "mesh");
-    for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++) {
-        const ckpt_json *j = ckpt_json_get(mesh, axes[i].key);
+    for (int i = 0; i < CKPT_MESH_AXES; i++) {
+        const ckpt_json *j = ckpt_json_get(mesh, ckpt_mesh_axes[i]);
         int64_t v = 1;
         if (j != NULL && (!ckpt_json_int(j, &v) || v < 1 || v > 1 << 20))
             return ckpt_fail(err, CKPT_E_FORMAT, "mesh: '%s' is not a size of at least 1",
-                             axes[i].key);
-        *axes[i].value = (int)v;
+                             ckpt_mesh_axes[i]);
+        *ckpt_mesh_size(&m->mesh, i) = (int)v;
     }
     return CKPT_OK;
 }

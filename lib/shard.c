@@ -30,6 +30,15 @@ static const char *symbol_text(const char *symbol)
     return symbol != NULL ? symbol : "dimension";
 }
 
+const char *const ckpt_mesh_axes[CKPT_MESH_AXES] = {"tp", "pp", "ep", "etp", "cp", "dp"};
+
+int *ckpt_mesh_size(ckpt_mesh *mesh, int axis)
+{
+    int *const sizes[CKPT_MESH_AXES] = {&mesh->tp,  &mesh->pp, &mesh->ep,
+                                        &mesh->etp, &mesh->cp, &mesh->dp};
+    return sizes[axis];
+}
+
 ckpt_status ckpt_mesh_resolve(ckpt_mesh *mesh, ckpt_err *err)
 {
     struct {

@@ -38,6 +38,10 @@ typedef struct ckpt_map {
     int n;
 } ckpt_map;
 
+/* Axes as they are named in files and options; those that cut what is stored come before dp. */
+enum { CKPT_MESH_STORED = 5, CKPT_MESH_AXES };
+extern const char *const ckpt_mesh_axes[CKPT_MESH_AXES];
+int *ckpt_mesh_size(ckpt_mesh *mesh, int axis);
 /* Fill defaults (etp = tp), check positivity and that the product fits (USAGE errors). */
 ckpt_status ckpt_mesh_resolve(ckpt_mesh *mesh, ckpt_err *err) CKPT_MUST_USE;
 /* Number of ranks: pp * max(tp * cp * dp, etp * ep), made a multiple of both. */

@@ -1,3 +1,4 @@
+#include "shard.h"
 #include "tool.h"
 
 #include <fnmatch.h>
@@ -425,40 +426,25 @@ const char *ckpt_tool_plural(uint64_t n)
 
 const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh)
 {
-    const struct {
-        const char *name;
-        int size;
-    } axes[] = {
-        {"tp",  mesh->tp },
-        {"pp",  mesh->pp },
-        {"ep",  mesh->ep },
-        {"etp", mesh->etp},
-        {"cp",  mesh->cp },
-        {"dp",  mesh->dp }
-    };
+    ckpt_mesh m = *mesh;
     char text[160] = "";
     size_t n = 0;
-    for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++)
-        if (axes[i].size > 1)
+    for (int i = 0; i < CKPT_MESH_AXES; i++)
+        if (*ckpt_mesh_size(&m, i) > 1)
             n += (size_t)snprintf(text + n, sizeof text - n, "%s%s %d", n > 0 ? ", " : "",
-                                  axes[i].name, axes[i].size);
+                                  ckpt_mesh_axes[i], *ckpt_mesh_size(&m, i));
     const char *copy = n > 0 ? ckpt_arena_strdup(arena, text) : "1";
     return copy != NULL ? copy : "?";
 }
 
-static int at_least_one(int n)
-{
-    return n > 0 ? n : 1;
-}
-
 void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh)
 {
+    ckpt_mesh m = *mesh;
     ckpt_jw_open(w, "mesh", '{');
-    ckpt_jw_int(w, "tp", at_least_one(mesh->tp));
-    ckpt_jw_int(w, "pp", at_least_one(mesh->pp));
-    ckpt_jw_int(w, "ep", at_least_one(mesh->ep));
-    ckpt_jw_int(w, "etp", at_least_one(mesh->etp));
-    ckpt_jw_int(w, "cp", at_least_one(mesh->cp));
+    for (int i = 0; i < CKPT_MESH_STORED; i++) {
+        int size = *ckpt_mesh_size(&m, i);
+        ckpt_jw_int(w, ckpt_mesh_axes[i], size > 0 ? size : 1);
+    }
     ckpt_jw_close(w, '}');
 }
 

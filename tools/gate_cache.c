@@ -3,6 +3,7 @@
  * digest of this program, the digest of all bytes of the source, and what the check was asked. */
 #include "gate.h"
 #include "io.h"
+#include "shard.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -60,11 +61,9 @@ static void put_target(key *k, const gate_unit *u)
     }
     put(k, u->target->to);
     put(k, u->target->layout);
-    put_int(k, u->mesh->tp);
-    put_int(k, u->mesh->pp);
-    put_int(k, u->mesh->ep);
-    put_int(k, u->mesh->etp);
-    put_int(k, u->mesh->cp);
+    ckpt_mesh mesh = *u->mesh;
+    for (int i = 0; i < CKPT_MESH_STORED; i++)
+        put_int(k, *ckpt_mesh_size(&mesh, i));
     put_strings(k, &u->target->options);
 }
 

@@ -1,6 +1,7 @@
 /* The checks of `ckpt gate` (gate.h): which steps each is made of, and how their results are judged. */
 #include "gate.h"
 #include "io.h"
+#include "shard.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -176,23 +177,13 @@ static void note_form(gate_source *s, const ckpt_json *doc)
     const char *container = ckpt_json_string(ckpt_json_get(doc, "container"));
     const char *layout = ckpt_json_string(ckpt_json_get(doc, "layout"));
     const ckpt_json *mesh = ckpt_json_get(doc, "mesh");
-    struct {
-        const char *name;
-        int *size;
-    } axes[] = {
-        {"tp",  &s->mesh.tp },
-        {"pp",  &s->mesh.pp },
-        {"ep",  &s->mesh.ep },
-        {"etp", &s->mesh.etp},
-        {"cp",  &s->mesh.cp },
-    };
     s->container = container != NULL ? ckpt_arena_strdup(&s->arena, container) : NULL;
     s->layout =
         layout != NULL ? ckpt_arena_strndup(&s->arena, layout, strcspn(layout, ":")) : "keep";
-    for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++) {
+    for (int i = 0; i < CKPT_MESH_STORED; i++) {
         int64_t v = 1;
-        (void)ckpt_json_int(ckpt_json_get(mesh, axes[i].name), &v);
-        *axes[i].size = v >= 1 && v <= INT32_MAX ? (int)v : 1;
+        (void)ckpt_json_int(ckpt_json_get(mesh, ckpt_mesh_axes[i]), &v);
+        *ckpt_mesh_size(&s->mesh, i) = v >= 1 && v <= INT32_MAX ? (int)v : 1;
     }
 }
 

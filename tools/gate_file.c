@@ -1,6 +1,7 @@
 /* Reading the file of `ckpt gate` (gate.h tells its form) and laying out its units. */
 #include "gate.h"
 #include "io.h"
+#include "shard.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -186,14 +187,14 @@ done:
 
 static ckpt_status read_mesh(const ckpt_json *j, ckpt_mesh *mesh, ckpt_err *err)
 {
-    static const char *const known[] = {"tp", "pp", "ep", "etp", "cp", NULL};
-    int *const sizes[] = {&mesh->tp, &mesh->pp, &mesh->ep, &mesh->etp, &mesh->cp};
+    const char *known[CKPT_MESH_STORED + 1] = {NULL};
     ckpt_status status;
+    memcpy(known, ckpt_mesh_axes, CKPT_MESH_STORED * sizeof *known);
     CKPT_CHECK(only_known(j, known, err));
-    for (size_t i = 0; known[i] != NULL; i++) {
+    for (int i = 0; i < CKPT_MESH_STORED; i++) {
         int64_t v = 0;
         CKPT_CHECK(whole(j, known[i], 1, 1 << 20, &v, err));
-        *sizes[i] = (int)v;
+        *ckpt_mesh_size(mesh, i) = (int)v;
     }
 done:
     return status;
@@ -330,20 +331,12 @@ done:
 /* The sizes that are given, as "tp 4, ep 2". */
 static const char *mesh_name(gate *g, const ckpt_mesh *m)
 {
-    const struct {
-        const char *name;
-        int size;
-    } axes[] = {
-        {"tp",  m->tp },
-        {"pp",  m->pp },
-        {"ep",  m->ep },
-        {"etp", m->etp},
-        {"cp",  m->cp }
-    };
+    ckpt_mesh mesh = *m;
     ckpt_buf b = {0};
-    for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++)
-        if (axes[i].size > 0)
-            ckpt_buf_printf(&b, "%s%s %d", b.len > 0 ? ", " : "", axes[i].name, axes[i].size);
+    for (int i = 0; i < CKPT_MESH_STORED; i++)
+        if (*ckpt_mesh_size(&mesh, i) > 0)
+            ckpt_buf_printf(&b, "%s%s %d", b.len > 0 ? ", " : "", ckpt_mesh_axes[i],
+                            *ckpt_mesh_size(&mesh, i));
     const char *text = b.len > 0 && !b.failed
                            ? ckpt_arena_strndup(&g->arena, (const char *)b.data, b.len)
                            : "default mesh";

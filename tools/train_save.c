@@ -1,5 +1,6 @@
 /* Saving a training run: formats, the thread and its two snapshots. What one save writes is in
  * train_write.c. */
+#include "shard.h"
 #include "train_save.h"
 #include "train_write.h"
 
@@ -19,24 +20,14 @@
 
 static ckpt_status set_axis(ckpt_save_format *f, const char *word, size_t n, ckpt_err *err)
 {
-    struct {
-        const char *name;
-        int *size;
-    } axes[] = {
-        {"tp",  &f->mesh.tp },
-        {"pp",  &f->mesh.pp },
-        {"ep",  &f->mesh.ep },
-        {"etp", &f->mesh.etp},
-        {"cp",  &f->mesh.cp },
-    };
     const char *eq = memchr(word, '=', n);
     char *end = NULL;
     long v = eq != NULL ? strtol(eq + 1, &end, 10) : 0;
-    for (size_t i = 0; eq != NULL && i < sizeof axes / sizeof axes[0]; i++)
-        if (strlen(axes[i].name) == (size_t)(eq - word) &&
-            memcmp(axes[i].name, word, (size_t)(eq - word)) == 0 && end == word + n && v >= 1 &&
-            v <= 65536) {
-            *axes[i].size = (int)v;
+    for (int i = 0; eq != NULL && i < CKPT_MESH_STORED; i++)
+        if (strlen(ckpt_mesh_axes[i]) == (size_t)(eq - word) &&
+            memcmp(ckpt_mesh_axes[i], word, (size_t)(eq - word)) == 0 && end == word + n &&
+            v >= 1 && v <= 65536) {
+            *ckpt_mesh_size(&f->mesh, i) = (int)v;
             return CKPT_OK;
         }
     return ckpt_fail(err, CKPT_E_USAGE,
