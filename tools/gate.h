@@ -97,6 +97,7 @@ typedef struct gate_result {
     bool ok, cached;
     double seconds;
     const char *message; /* why not; NULL if ok */
+    const char *kept;    /* its file in the cache, or NULL: it is not kept */
 } gate_result;
 
 /* One source, one target at one mesh, or one source alone. */
@@ -166,8 +167,8 @@ ckpt_status ckpt_gate_unit(gate *g, gate_unit *u, size_t number, ckpt_err *err) 
 /* gate_cache.c: results of earlier runs, one file a check in the cache directory. Only passes are
  * kept, and only for what the key covers: this very program, every byte of the source, the target,
  * the check and its numbers, and the bytes of the files it reads. */
-bool ckpt_gate_cached(gate *g, gate_unit *u, const gate_result *r);
-ckpt_status ckpt_gate_remember(gate *g, gate_unit *u, const gate_result *r,
+bool ckpt_gate_cached(gate *g, gate_unit *u, gate_result *r); /* sets r->kept */
+ckpt_status ckpt_gate_remember(const gate *g, const gate_unit *u, const gate_result *r,
                                ckpt_err *err) CKPT_MUST_USE;
 
 /* gate_report.c: results as text, members of the JSON document, JUnit XML, SARIF 2.1.0 and GitHub's

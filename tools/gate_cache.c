@@ -107,13 +107,13 @@ static const char *key_path(gate *g, gate_unit *u, const gate_result *r)
     return k.sound ? ckpt_arena_printf(&u->arena, "%s/%s.json", g->cache, hex) : NULL;
 }
 
-bool ckpt_gate_cached(gate *g, gate_unit *u, const gate_result *r)
+bool ckpt_gate_cached(gate *g, gate_unit *u, gate_result *r)
 {
-    const char *path = key_path(g, u, r);
     ckpt_buf text = {0};
     ckpt_json *doc = NULL;
     bool passed = false;
-    if (path != NULL && ckpt_read_file(path, 65536, &text, NULL) == CKPT_OK &&
+    r->kept = key_path(g, u, r);
+    if (r->kept != NULL && ckpt_read_file(r->kept, 65536, &text, NULL) == CKPT_OK &&
         ckpt_json_parse((const char *)text.data, text.len, &doc, NULL) == CKPT_OK) {
         const char *check = ckpt_json_string(ckpt_json_get(doc, "check"));
         passed = check != NULL && strcmp(check, ckpt_gate_check_names[r->check]) == 0;
@@ -123,11 +123,11 @@ bool ckpt_gate_cached(gate *g, gate_unit *u, const gate_result *r)
     return passed;
 }
 
-ckpt_status ckpt_gate_remember(gate *g, gate_unit *u, const gate_result *r, ckpt_err *err)
+ckpt_status ckpt_gate_remember(const gate *g, const gate_unit *u, const gate_result *r,
+                               ckpt_err *err)
 {
-    const char *path = key_path(g, u, r);
     ckpt_jw w = {0};
-    if (path == NULL)
+    if (r->kept == NULL)
         return CKPT_OK;
     ckpt_jw_open(&w, NULL, '{');
     ckpt_jw_string(&w, "check", ckpt_gate_check_names[r->check]);
@@ -139,7 +139,7 @@ ckpt_status ckpt_gate_remember(gate *g, gate_unit *u, const gate_result *r, ckpt
     ckpt_jw_close(&w, '}');
     ckpt_buf_putc(&w.buf, '\n');
     ckpt_status status = w.buf.failed ? ckpt_tool_no_memory(err)
-                                      : ckpt_tool_write_file(path, w.buf.data, w.buf.len, err);
+                                      : ckpt_tool_write_file(r->kept, w.buf.data, w.buf.len, err);
     ckpt_buf_release(&w.buf);
     return status;
 }
