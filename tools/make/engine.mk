@@ -6,8 +6,7 @@
 # (engine/train) keeps contraction off: there every instruction set gives the same bits. So do the
 # quantisers (engine/quant, for float and for double), every operation of which is rounded once.
 
-ENG_X86   := $(X86)
-ENG_ISA   := base $(if $(ENG_X86),v3 v4)
+ENG_ISA   := base $(if $(X86),v3 v4)
 ENG_FLAGS_base :=
 ENG_FLAGS_v3 := -mavx2 -mfma
 ENG_FLAGS_v4 := -mavx2 -mfma -mavx512f -mavx512dq -mavx512bw -mavx512vl -mprefer-vector-width=512
@@ -42,23 +41,12 @@ $(BUILD)/engine/train/%.o: engine/train/%.c $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	$(Q)$(ENG_CC) -ffp-contract=off -MMD -MP -c -o $@ $<
 
+$(BUILD)/engine/quant/%.o: ENG_OPT += -ffp-contract=off
 define eng_typed
-$$(BUILD)/engine/%.f$(1).o: engine/%.c $$(BUILD)/flags
-	$$(call say,CC,$$< f$(1))
+$$(BUILD)/engine/%.$(1).o: engine/%.c $$(BUILD)/flags
+	$$(call say,CC,$$< $(1))
 	$$(Q)mkdir -p $$(@D)
-	$$(Q)$$(ENG_CC) -DCKPT_REAL=$(1) -MMD -MP -c -o $$@ $$<
-endef
-define eng_quant
-$$(BUILD)/engine/quant/%.f$(1).o: engine/quant/%.c $$(BUILD)/flags
-	$$(call say,CC,$$< f$(1))
-	$$(Q)mkdir -p $$(@D)
-	$$(Q)$$(ENG_CC) -ffp-contract=off -DCKPT_REAL=$(1) -MMD -MP -c -o $$@ $$<
-endef
-define eng_device
-$$(BUILD)/engine/%.d$(1).o: engine/%.c $$(BUILD)/flags
-	$$(call say,CC,$$< d$(1))
-	$$(Q)mkdir -p $$(@D)
-	$$(Q)$$(ENG_CC) -DCKPT_REAL=1$(1) -MMD -MP -c -o $$@ $$<
+	$$(Q)$$(ENG_CC) -DCKPT_REAL=$(2) -MMD -MP -c -o $$@ $$<
 endef
 define eng_kernel
 $$(BUILD)/engine/kernels/%.f$(1).$(2).o: engine/kernels/%.c $$(BUILD)/flags
@@ -66,9 +54,8 @@ $$(BUILD)/engine/kernels/%.f$(1).$(2).o: engine/kernels/%.c $$(BUILD)/flags
 	$$(Q)mkdir -p $$(@D)
 	$$(Q)$$(ENG_CC) $$(ENG_FLAGS_$(2)) -DCKPT_REAL=$(1) -DCKPT_ISA=$(2) -MMD -MP -c -o $$@ $$<
 endef
-$(foreach t,32 64,$(eval $(call eng_typed,$(t))))
-$(foreach t,32 16,$(eval $(call eng_device,$(t))))
-$(foreach t,32 64,$(eval $(call eng_quant,$(t))))
+$(foreach t,32 64,$(eval $(call eng_typed,f$(t),$(t))))
+$(foreach t,32 16,$(eval $(call eng_typed,d$(t),1$(t))))
 $(foreach t,32 64,$(foreach i,$(ENG_ISA),$(eval $(call eng_kernel,$(t),$(i)))))
 
 $(BUILD)/libckpt_engine.a: $(ENG_OBJ)
