@@ -20,7 +20,6 @@
 #include "zip.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,14 +210,6 @@ static const char *scratch(const char *suffix)
     return path;
 }
 
-static void put_file(const char *path, const void *p, size_t n)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    if (fd < 0 || write(fd, p, n) != (ssize_t)n)
-        abort();
-    close(fd);
-}
-
 static void read_a_little(const char *path)
 {
     ckpt_open_opts opts = {.iteration = -1};
@@ -238,7 +229,7 @@ static void read_a_little(const char *path)
 static void run_open(uint8_t *p, size_t n)
 {
     const char *path = scratch("");
-    put_file(path, p, n);
+    tree_put(path, p, n);
     read_a_little(path);
     unlink(path);
 }
@@ -248,7 +239,7 @@ static void run_map(uint8_t *p, size_t n)
     const char *path = scratch(".json");
     ckpt_usermap map;
     ckpt_err err;
-    put_file(path, p, n);
+    tree_put(path, p, n);
     (void)!ckpt_usermap_load(&map, path, &err);
     ckpt_usermap_release(&map);
     unlink(path);
@@ -264,9 +255,9 @@ static void run_idx(uint8_t *p, size_t n)
     ckpt_data *data = NULL;
     ckpt_err err;
     snprintf(bin, sizeof bin, "%s", scratch(".bin"));
-    put_file(bin, tokens, sizeof tokens);
+    tree_put(bin, tokens, sizeof tokens);
     const char *path = scratch(".idx");
-    put_file(path, p, n);
+    tree_put(path, p, n);
     if (ckpt_data_open(&data, &path, 1, &opts, &err) == CKPT_OK) {
         int32_t ids[8], labels[8];
         int64_t cu[9], n_seq;
@@ -277,12 +268,12 @@ static void run_idx(uint8_t *p, size_t n)
     unlink(bin);
 }
 
-static void run_tree(const tree_kind *kind, uint8_t *p, size_t n)
+static void run_tree(const char *const *names, uint8_t *p, size_t n)
 {
     const char *dir = scratch(".d");
-    tree_write(kind, dir, p, n);
+    tree_write(names, dir, p, n);
     read_a_little(dir);
-    tree_remove(kind, dir);
+    tree_remove(names, dir);
 }
 
 static void run_dcp(uint8_t *p, size_t n)
@@ -290,7 +281,7 @@ static void run_dcp(uint8_t *p, size_t n)
     static const char *const names[] = {".metadata", "__0_0.distcp",       "__1_0.distcp",
                                         "common.pt", "metadata.json",      "w/.zarray",
                                         "w/0",       "ckpt.manifest.json", NULL};
-    run_tree(&(tree_kind){names}, p, n);
+    run_tree(names, p, n);
 }
 
 /* Shards with an index: safetensors and torch.save. */
@@ -305,7 +296,7 @@ static void run_index(uint8_t *p, size_t n)
                                         "optimizer-00001.safetensors",
                                         "pytorch_model-00002-of-00002.bin",
                                         NULL};
-    run_tree(&(tree_kind){names}, p, n);
+    run_tree(names, p, n);
 }
 
 /* One file a rank: Megatron's and safetensors. */
@@ -318,7 +309,7 @@ static void run_ranks(uint8_t *p, size_t n)
                                         "model-rank-1-part-0.safetensors",
                                         "latest_checkpointed_iteration.txt",
                                         NULL};
-    run_tree(&(tree_kind){names}, p, n);
+    run_tree(names, p, n);
 }
 
 static const struct {

@@ -13,7 +13,7 @@ dir=$2
 seconds=$3
 shift 3
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || mapfile -t targets < <("$fuzzer" -list 2>/dev/null || ls "$here/corpus")
+[ ${#targets[@]} -gt 0 ] || mapfile -t targets < <("$fuzzer" -list)
 mkdir -p "$dir"
 export here fuzzer dir seconds
 

@@ -21,21 +21,21 @@ typedef enum mutate_kind {
 /* Change p[0 .. n), room for max; the new length. */
 size_t mutate(mutate_kind kind, uint8_t *p, size_t n, size_t max);
 
-/* A directory as bytes: frames of u8 name (a number in the table of the kind), u16 length (little
- * endian), contents; what is left at the end is the contents of the last. */
-typedef struct tree_kind {
-    const char *const *names; /* relative, with at most one directory; NULL ends */
-} tree_kind;
-
-/* One frame at p + at; false at the end. */
+/* A directory as bytes: frames of u8 name (a number in a table of names), u16 length (little endian),
+ * contents; what is left at the end is the contents of the last.
+ *
+ * One frame at p + at; false at the end. */
 typedef struct tree_frame {
     size_t at, head, len; /* contents are p[at + head .. at + head + len) */
     uint8_t name;
 } tree_frame;
 int tree_next(const uint8_t *p, size_t n, tree_frame *frame);
 
-/* Write the files below dir, which is made, and remove them again. Abort on a failing call. */
-void tree_write(const tree_kind *kind, const char *dir, const uint8_t *p, size_t n);
-void tree_remove(const tree_kind *kind, const char *dir);
+/* Write the files below dir, which is made, and remove them again. Abort on a failing call. Names are
+ * relative, with at most one directory; NULL ends them. */
+void tree_write(const char *const *names, const char *dir, const uint8_t *p, size_t n);
+void tree_remove(const char *const *names, const char *dir);
+/* One whole file; abort on a failing call. */
+void tree_put(const char *path, const void *p, size_t n);
 
 #endif

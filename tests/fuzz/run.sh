@@ -4,12 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-names=(json manifest config pickle metadata zip torch safetensors open map policy idx dcp index ranks)
-[ -z "${1:-}" ] || names=("$1")
 seconds=${2:-60}
 [ -n "$seconds" ] || seconds=60
 build=${3:-build/fuzz}
 make --no-print-directory CC=clang SAN=fuzzer-no-link,address BUILD="$build" "$build/fuzzer"
+mapfile -t names < <("$build/fuzzer" -list)
+[ -z "${1:-}" ] || names=("$1")
 tests/fuzz/seeds.sh "$build/corpus"
 failed=0
 for name in "${names[@]}"; do

@@ -14,8 +14,8 @@ dir=$1
 work=$(mktemp -d "${TMPDIR:-/tmp}/ckpt-seeds.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 export SOURCE_DATE_EPOCH=1700000000
-for target in json manifest config pickle metadata zip torch safetensors open map policy idx dcp index ranks; do
-    mkdir -p "$dir/$target"
+for target in tests/fuzz/corpus/*/; do
+    mkdir -p "$dir/$(basename "$target")"
 done
 
 # A model of two tensors in every container.

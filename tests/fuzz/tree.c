@@ -19,12 +19,12 @@ int tree_next(const uint8_t *p, size_t n, tree_frame *frame)
     return 1;
 }
 
-static void path_of(const tree_kind *kind, const char *dir, size_t name, char *path, size_t size)
+static void path_of(const char *const *names, const char *dir, size_t name, char *path, size_t size)
 {
     size_t n = 0;
-    while (kind->names[n] != NULL)
+    while (names[n] != NULL)
         n++;
-    if ((size_t)snprintf(path, size, "%s/%s", dir, kind->names[name % n]) >= size)
+    if ((size_t)snprintf(path, size, "%s/%s", dir, names[name % n]) >= size)
         abort();
 }
 
@@ -39,32 +39,37 @@ static void between(const char *dir, char *path, int (*what)(const char *))
     *slash = '/';
 }
 
+void tree_put(const char *path, const void *p, size_t n)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0 || write(fd, p, n) != (ssize_t)n)
+        abort();
+    close(fd);
+}
+
 static int make(const char *path)
 {
     return mkdir(path, 0700);
 }
 
-void tree_write(const tree_kind *kind, const char *dir, const uint8_t *p, size_t n)
+void tree_write(const char *const *names, const char *dir, const uint8_t *p, size_t n)
 {
     tree_frame f = {0};
     char path[512];
     if (mkdir(dir, 0700) != 0)
         abort();
     while (tree_next(p, n, &f)) {
-        path_of(kind, dir, f.name, path, sizeof path);
+        path_of(names, dir, f.name, path, sizeof path);
         between(dir, path, make);
-        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-        if (fd < 0 || write(fd, p + f.at + f.head, f.len) != (ssize_t)f.len)
-            abort();
-        close(fd);
+        tree_put(path, p + f.at + f.head, f.len);
     }
 }
 
-void tree_remove(const tree_kind *kind, const char *dir)
+void tree_remove(const char *const *names, const char *dir)
 {
     char path[512];
-    for (size_t i = 0; kind->names[i] != NULL; i++) {
-        path_of(kind, dir, i, path, sizeof path);
+    for (size_t i = 0; names[i] != NULL; i++) {
+        path_of(names, dir, i, path, sizeof path);
         unlink(path);
         between(dir, path, rmdir);
     }
