@@ -20,19 +20,13 @@ rc 3 verify $hf/kimi_linear_tiny --forward --device cuda --tokens tokens; one_li
 err 'token 1: id 99999999, expected 0 to'
 
 data=(--data "$FIXTURES/fla/corpus.txt" --seq-len 12 --batch 2 --lr 2e-3 --reset-optimizer)
-losses() { grep -oE '"loss": ?[0-9.]+' "$1" | grep -oE '[0-9.]+$'; }
-near() { # A B LIMIT
-    paste <(losses "$1") <(losses "$2") | awk -v limit="$3" '
-        { d = ($1 - $2) / $2; n++; if (d > limit || d < -limit) bad = 1 } END { exit bad || n == 0 }' ||
-        fail "losses of $1 and $2 differ: $(paste <(losses "$1") <(losses "$2"))"
-}
 for o in adamw muon; do
     args=(--resume "$hf/kimi_linear_tiny" "${data[@]}" --optimizer "$o")
     CKPT=$cpu
     rc 0 train "${args[@]}" --steps 3 --metrics cpu.$o
     CKPT=$emulated
     rc 0 train "${args[@]}" --steps 3 --device cuda --metrics f32.$o
-    near f32.$o cpu.$o 1e-4
+    close_to f32.$o cpu.$o 1e-4
 done
 for d in f32 bf16; do
     args=(--resume "$hf/kimi_linear_tiny" "${data[@]}" --dtype "$d" --device cuda)
@@ -40,5 +34,5 @@ for d in f32 bf16; do
     rc 0 train --resume $d/iter_0000002 --data "$FIXTURES/fla/corpus.txt" --steps 4 --device cuda --save $d.rest
     rc 0 diff $d/iter_0000004 $d.rest/iter_0000004
 done
-near m.bf16 m.f32 2e-2
+close_to m.bf16 m.f32 2e-2
 rc 4 train "${args[@]}" --steps 1 --launch 2; err 'device cuda on 2 ranks: not built yet'

@@ -1,9 +1,5 @@
 # Files that lie about sizes, counts and depth: exit 3 (4 where it is a limit of this program), one line
 # that names file, tensor or record and both numbers; quickly, and in little memory.
-le() { # BYTES NUMBER: little endian, as escapes for printf
-    local i
-    for ((i = 0; i < $1; i++)); do printf '\\x%02x' $((($2 >> (8 * i)) & 255)); done
-}
 # refused CODE FILE MESSAGE: the whole line but for the program, the command and a directory '.'
 refused() {
     local want="ckpt: verify: $2: $3" got

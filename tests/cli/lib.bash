@@ -36,11 +36,14 @@ nothing_but() {
 # Root digest of the last `convert` or `verify --hash` output.
 root_of() { grep -oE 'root [0-9a-f]{64}' $OUT | head -1; }
 
+# le BYTES NUMBER: little endian, as escapes for printf.
+le() {
+    local i
+    for ((i = 0; i < $1; i++)); do printf '\\x%02x' $((($2 >> (8 * i)) & 255)); done
+}
 # st FILE JSON BYTES: a safetensors file with that header and BYTES zero bytes.
 st() {
-    local n=${#2} hex='' i
-    for ((i = 0; i < 8; i++)); do hex+=$(printf '\\x%02x' $(((n >> (8 * i)) & 255))); done
-    printf "$hex" >"$1"
+    printf "$(le 8 ${#2})" >"$1"
     printf '%s' "$2" >>"$1"
     head -c "$3" /dev/zero >>"$1"
 }
@@ -49,6 +52,23 @@ flip() {
     local byte
     byte=$(od -An -tu1 -j "$2" -N 1 "$1")
     printf "\\x$(printf %02x $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+# Losses of a metrics file. close_to A B LIMIT: those of two, step by step, relative.
+losses() { grep '"loss"' "$1" | sed 's/.*"loss":\([^,]*\),.*/\1/'; }
+close_to() {
+    paste -d' ' <(losses "$1") <(losses "$2") | awk -v limit="$3" 'function abs(x) { return x < 0 ? -x : x }
+        { n++; if (NF != 2 || !(abs($1 - $2) <= limit * $2)) { print "step " n ": " $0; bad = 1 } }
+        END { exit bad || n < 2 }' >far.txt || fail "$1 against $2: $(head -3 far.txt)"
+}
+# until_there FILE: wait for it, at most 2 minutes.
+until_there() {
+    local i
+    for ((i = 0; i < 1200; i++)); do
+        if [ -e "$1" ]; then return; fi
+        sleep 0.1
+    done
+    fail "no $1"
 }
 
 # Is the program built with that sanitizer (asan, tsan, ubsan; any)? A repeat of the same code on another

@@ -1,21 +1,6 @@
 # Training on ranks that the program starts itself (--launch): every kind of parallelism follows one
 # process, equals the run under mpirun bit for bit, and a rank that dies ends the run with a clear word.
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-losses() { grep '"loss"' "$1" | sed 's/.*"loss":\([^,]*\),.*/\1/'; }
-close_to() {
-    paste -d' ' <(losses "$1") <(losses "$2") | awk -v limit="$3" 'function abs(x) { return x < 0 ? -x : x }
-        { n++; if (NF != 2 || !(abs($1 - $2) <= limit * $2)) { print "step " n ": " $0; bad = 1 } }
-        END { exit bad || n < 2 }' >far.txt || fail "$1 against $2: $(head -3 far.txt)"
-}
-# until_there FILE: wait for it, at most 20 s (2 minutes under a sanitizer).
-until_there() {
-    local i
-    for ((i = 0; i < 1200; i++)); do
-        if [ -e "$1" ]; then return; fi
-        sleep 0.1
-    done
-    fail "no $1"
-}
 
 kimi=$FIXTURES/hf/kimi_linear_tiny
 run=(--data "$FIXTURES/fla/corpus.txt" --seq-len 16 --batch 4 --lr 1e-3 --threads 1)

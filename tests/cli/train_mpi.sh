@@ -21,13 +21,6 @@ mpi() {
     got=$?
     [ $got -eq "$want" ] || fail "mpirun -np $ranks ckpt $*: exit $got, expected $want: $(head -c 800 $ERR $OUT)"
 }
-# close_to A B LIMIT: losses of two metrics files, step by step, relative.
-close_to() {
-    paste -d' ' <(losses "$1") <(losses "$2") | awk -v limit="$3" 'function abs(x) { return x < 0 ? -x : x }
-        { n++; if (NF != 2 || !(abs($1 - $2) <= limit * $2)) { print "step " n ": " $0; bad = 1 } }
-        END { exit bad || n < 2 }' >far.txt || fail "$1 against $2: $(head -3 far.txt)"
-}
-losses() { grep '"loss"' "$1" | sed 's/.*"loss":\([^,]*\),.*/\1/'; }
 
 kimi=$FIXTURES/hf/kimi_linear_tiny
 run=(--data "$FIXTURES/fla/corpus.txt" --seq-len 16 --batch 4 --lr 1e-3 --threads 1)
@@ -88,7 +81,7 @@ rc 0 verify usr1 --hash
 if command -v pgrep >/dev/null; then
     mpirun --oversubscribe --bind-to none -np 2 "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --tp 2 --save dead --save-every 3 >$OUT 2>$ERR &
     job=$!
-    for _ in $(seq 200); do [ -e dead/latest_checkpointed_iteration.txt ] && break; sleep 0.1; done
+    until_there dead/latest_checkpointed_iteration.txt
     victim=$(pgrep -P "$job" | tail -n 1)
     kill -9 "$victim"
     wait "$job" && fail "a run with a dead rank succeeds"
