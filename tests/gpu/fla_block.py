@@ -8,30 +8,24 @@ kernel, gated norm) and a SwiGLU MLP, residuals, torch's rms_norm, between an em
 columns with cross entropy. Prints medians of 20 steps by CUDA events: forward and backward, and a step with
 torch's fused AdamW. FLOPs are those of the products and 6 (1 + 2) H K V a token and pass of the recurrence, so
 MFU is a little above that of the formula of `ckpt inspect --flops`; the time of a step is what compares.
-FLA_CONFIGS=n tries n configurations a kernel (default 3)."""
-import os
+Kernels are tuned over 10 configurations (fla_tune.py); --warm, last, compiles only."""
 import statistics
 import sys
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from triton.runtime import autotuner
 
-start = autotuner.Autotuner.__init__
+import fla_tune
 
-
-def fewer(self, fn, arg_names, configs, *rest, **named):
-    step = max(1, len(configs) // int(os.environ.get("FLA_CONFIGS", "3")))
-    start(self, fn, arg_names, configs[::step], *rest, **named)
-
-
-autotuner.Autotuner.__init__ = fewer
+fla_tune.limit(10)
 from fla.modules import FusedRMSNormGated, ShortConvolution
 from fla.modules.activations import swiglu
 from fla.ops.kda import chunk_kda
 
-T, HIDDEN, HEADS, HEAD, FFN = map(int, sys.argv[1:6]) if len(sys.argv) > 5 else (8192, 2304, 32, 128, 9216)
+warm = sys.argv[-1] == "--warm"
+sizes = sys.argv[1 : len(sys.argv) - warm]
+T, HIDDEN, HEADS, HEAD, FFN = map(int, sizes) if sizes else (8192, 2304, 32, 128, 9216)
 INNER = HEADS * HEAD
 
 
@@ -94,6 +88,9 @@ def step():
     adam.step()
 
 
+if warm:
+    step()
+    sys.exit()
 weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
 flop = 6.0 * T * (weights + 3 * HEADS * HEAD * HEAD)
 for name, fn in (("forward and backward", passes), ("a step with AdamW", step)):

@@ -1,29 +1,20 @@
 #!/usr/bin/env python3
 """FLA's chunk_kda on the same card: its errors on the inputs that `kda_gpu dump DIR` wrote, and its times.
 
-    fla_kda.py [--quick] DIR...   needs torch with CUDA, triton and FLA's wheels (flash-linear-attention, fla-core)
+    fla_kda.py [DIR...]   needs torch with CUDA, triton and FLA's wheels (flash-linear-attention, fla-core)
+    fla_kda.py --warm     compiles only, for fla_tune.py's FLA_PART
 
-FLA tunes each kernel over up to a hundred configurations; FLA_CONFIGS=n tries n of them (default 6).
---quick leaves the errors out and times [1,8192,32,128] and [1,1024,4,64], with 2 configurations a kernel
-unless FLA_CONFIGS says otherwise: an upper bound of what FLA tuned in full would take."""
-import os
+Each kernel is tuned over 10 configurations (fla_tune.py)."""
 import sys
+from importlib.metadata import version
 
 import numpy
 import torch
 import triton
-from triton.runtime import autotuner
 
-quick = "--quick" in sys.argv
-start = autotuner.Autotuner.__init__
+import fla_tune
 
-
-def fewer(self, fn, arg_names, configs, *rest, **named):
-    step = max(1, len(configs) // int(os.environ.get("FLA_CONFIGS", "2" if quick else "6")))
-    start(self, fn, arg_names, configs[::step], *rest, **named)
-
-
-autotuner.Autotuner.__init__ = fewer
+fla_tune.limit(10)
 from fla.ops.kda import chunk_kda
 
 T, H, D = 1024, 32, 128
@@ -76,17 +67,20 @@ def times(t, h, d, gate):
     torch.autograd.grad(o, leaves, do)
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before
+    if warm:
+        return
     with torch.no_grad():
         fwd = triton.testing.do_bench(lambda: chunk_kda(*leaves, **args), return_mode="median")
     o = chunk_kda(*leaves, **args)[0]
     bwd = triton.testing.do_bench(lambda: torch.autograd.grad(o, leaves, do, retain_graph=True),
                                   return_mode="median")
-    print("FLA [1,%d,%d,%d] gate %s: forward %.4f ms, backward %.4f ms, extra %.0f MiB"
-          % (t, h, d, gate, fwd, bwd, extra / 2**20), flush=True)
+    print("FLA %s [1,%d,%d,%d] gate %s: forward %.4f ms, backward %.4f ms, extra %.0f MiB"
+          % (version("fla-core"), t, h, d, gate, fwd, bwd, extra / 2**20), flush=True)
 
 
+warm = "--warm" in sys.argv
 for directory in sys.argv[1:]:
-    if not quick:
+    if not warm:
         errors(directory)
 times(8192, 32, 128, "f32")
 times(1024, 4, 64, "f32")

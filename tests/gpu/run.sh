@@ -5,8 +5,7 @@
 #   tests/gpu/run.sh build/ops_gpu ops     the pointwise and row operations, of `make ops_gpu`
 #   tests/gpu/run.sh build/attn_gpu attn kernels torch   products and attention, of `make attn_gpu`
 #
-# Parts: parity memcheck racecheck initcheck times profile fla; all by default; fla_quick instead of fla: times
-# alone, within a minute. FLA's wheels are looked for in the directory $WHEELS. Exit 1 when a part failed; a
+# Parts: parity memcheck racecheck initcheck times profile fla; all by default. FLA's wheels are looked for in the directory $WHEELS. Exit 1 when a part failed; a
 # part that cannot run says so.
 set -uo pipefail
 program=$(readlink -f "$1")
@@ -69,18 +68,27 @@ wheels() {
         --target "$1" "$WHEELS"/*.whl
     export PYTHONPATH=$1
 }
+# warm SCRIPT ARGS...: all kernels that it tunes, compiled by as many processes as there are cores.
+warm() {
+    local i n
+    n=$(nproc)
+    for ((i = 0; i < n; i++)); do FLA_PART=$i/$n python3 "$@" --warm >/dev/null 2>&1 & done
+    wait
+}
 fla() {
     local dir
     dir=$(mktemp -d)
     mkdir "$dir/plain" "$dir/weak"
     "$program" dump "$dir/plain" && "$program" dump "$dir/weak" weak || return 1
     wheels "$dir/site"
+    warm "$here/fla_kda.py"
     python3 "$here/fla_kda.py" "$dir/plain" "$dir/weak"
 }
-# Times alone, of two shapes.
-fla_quick() {
+# The block of model.sh by PyTorch and FLA.
+fla_block() {
     wheels "$(mktemp -d)"
-    python3 "$here/fla_kda.py" --quick
+    warm "$here/fla_block.py"
+    python3 "$here/fla_block.py"
 }
 
 for part in "${parts[@]}"; do
@@ -103,7 +111,7 @@ for part in "${parts[@]}"; do
     kernels) if command -v ncu >/dev/null; then kernels; else echo "SKIP no ncu"; fi ;;
     torch) if python3 -c 'import torch' 2>/dev/null; then python3 "$here/torch_ops.py"; else echo "SKIP no torch"; fi ;;
     fla) if python3 -c 'import torch, triton' 2>/dev/null; then fla; else echo "SKIP no torch"; fi ;;
-    fla_quick) if python3 -c 'import torch, triton' 2>/dev/null; then fla_quick; else echo "SKIP no torch"; fi ;;
+    fla_block) if python3 -c 'import torch, triton' 2>/dev/null; then fla_block; else echo "SKIP no torch"; fi ;;
     *)
         echo "unknown part $part"
         false
