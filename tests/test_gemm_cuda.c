@@ -15,9 +15,10 @@ START_TEST(gemm_cuda_matches_engine)
         ckpt_cuda_products kind;
         const char *name;
     } ways[] = {
-        {CKPT_CUDA_PRODUCTS_BEST,  "plain loops"      },
-        {CKPT_CUDA_PRODUCTS_OWN,   "own kernels"      },
-        {CKPT_CUDA_PRODUCTS_RULES, "rules of cuBLASLt"}
+        {CKPT_CUDA_PRODUCTS_BEST,  "plain loops"               },
+        {CKPT_CUDA_PRODUCTS_OWN,   "own kernels, by warpgroups"},
+        {CKPT_CUDA_PRODUCTS_WARP,  "own kernels"               },
+        {CKPT_CUDA_PRODUCTS_RULES, "rules of cuBLASLt"         }
     };
     ops_run o;
     ops_open(&o, _i & 1 ? CKPT_CUDA_BF16 : CKPT_CUDA_F32, 1);
@@ -80,7 +81,7 @@ Suite *suite_gemm_cuda(void)
     Suite *s = suite_create("gemm_cuda");
     TCase *t = tcase_create("emulated");
     tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, gemm_cuda_matches_engine, 0, 6);
+    tcase_add_loop_test(t, gemm_cuda_matches_engine, 0, 8);
     tcase_add_test(t, gemm_cuda_many_experts);
     tcase_add_test(t, gemm_cuda_refuses_what_does_not_fit);
     suite_add_tcase(s, t);

@@ -1,5 +1,6 @@
 /* Attention: checks, padded head dims, arguments of the kernels. */
 #include "attention_launch.cuh"
+#include "wgmma.cuh"
 
 namespace kda
 {
@@ -13,20 +14,9 @@ template <> ckpt_status attend_backward<float>(const att_call *, int, int, ckpt_
 namespace
 {
 
-/* Whether the card has warpgroup products, and the type their kernels. */
 bool has_groups(const ckpt_cuda *c)
 {
-    if (c->type != CKPT_CUDA_BF16)
-        return false;
-#ifdef CKPT_CUDA_EMULATE
-    return true;
-#else
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-               cudaSuccess &&
-           major == 9;
-#endif
+    return c->type == CKPT_CUDA_BF16 && has_warpgroups();
 }
 bool by_group(const ckpt_cuda *c, const ckpt_cuda_attention *a)
 {

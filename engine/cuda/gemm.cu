@@ -3,8 +3,9 @@
  * Dense: a block a tile of C. By expert, rows: a block finds its tile among the experts' rows by adding up
  * their tiles in shared memory, so the grid is what n rows need at most, ceil(n / tile) + E row tiles.
  * cuBLAS's grouped form wants the sizes on the host, which a step without synchronisation has not.
- * By expert, weights: a block a tile of one expert's gradient, k its rows. */
-#include "gemm_tiles.cuh"
+ * By expert, weights: a block a tile of one expert's gradient, k its rows.
+ * Tiles of bf16 are multiplied by warpgroups where the card has them (gemm_wg.cuh), else by warps. */
+#include "gemm_wg.cuh"
 
 #include <new>
 #include <stdio.h>
@@ -38,17 +39,17 @@ DEV const void *plus(const void *p, ckpt_cuda_type t, int64_t elements)
     return (const char *)p + elements * (t == CKPT_CUDA_BF16 ? 2 : 4);
 }
 /* This block's product and tile; false when it has none. The same in all its threads. */
-DEV bool find(const group_args &g, int tile, int64_t *s, ckpt_cuda_product *p, int64_t *m0,
-              int64_t *n0)
+DEV bool find(const group_args &g, int tile, int columns, int64_t *s, ckpt_cuda_product *p,
+              int64_t *m0, int64_t *n0)
 {
     *p = g.p;
-    *n0 = (int64_t)blockIdx.x % g.tiles_n * tile;
+    *n0 = (int64_t)blockIdx.x % g.tiles_n * columns;
     *m0 = (int64_t)blockIdx.x / g.tiles_n * tile;
     if (!g.first)
         return true;
     if (g.weights) {
         const int64_t i = (int64_t)blockIdx.x / g.tiles, at = (int64_t)blockIdx.x % g.tiles;
-        *n0 = at % g.tiles_n * tile;
+        *n0 = at % g.tiles_n * columns;
         *m0 = at / g.tiles_n * tile;
         p->k = g.first[i + 1] - g.first[i];
         p->a = plus(p->a, p->a_type, g.first[i] * p->lda);
@@ -73,7 +74,7 @@ template <int N> KERNEL(N, 2) plain_products(group_args g)
     SHARED_MEMORY(memory);
     ckpt_cuda_product p;
     int64_t m0, n0;
-    if (find(g, PT, (int64_t *)memory, &p, &m0, &n0))
+    if (find(g, PT, PT, (int64_t *)memory, &p, &m0, &n0))
         plain_tile(p, m0, n0, (float *)memory);
 }
 template <bool TA, bool TB, class EC> KERNEL(THREADS, 2) mma_products(group_args g)
@@ -81,8 +82,18 @@ template <bool TA, bool TB, class EC> KERNEL(THREADS, 2) mma_products(group_args
     SHARED_MEMORY(memory);
     ckpt_cuda_product p;
     int64_t m0, n0;
-    if (find(g, MM, (int64_t *)memory, &p, &m0, &n0))
+    if (find(g, MM, MM, (int64_t *)memory, &p, &m0, &n0))
         mma_tile<TA, TB, EC>(p, m0, n0, (bf16 *)memory);
+}
+template <bool TA, bool TB, class EC, int N> KERNEL(THREADS, 1) wg_products(group_args g)
+{
+#ifdef CKPT_CUDA_HAS_WGMMA
+    SHARED_MEMORY(memory);
+    ckpt_cuda_product p;
+    int64_t m0, n0;
+    if (find(g, wg_product<N>::rows, N, (int64_t *)memory, &p, &m0, &n0))
+        wg_tile<TA, TB, EC, N>(p, m0, n0, (bf16 *)align_panels(memory));
+#endif
 }
 
 /* c [m, n] = or += bias, for a library that does not take it. */
@@ -115,7 +126,7 @@ bool aligned(const void *p, int64_t ld)
 {
     return (uintptr_t)p % 16 == 0 && ld % 8 == 0;
 }
-/* mma_tile's forms: x w^T, dy w, dy^T x. */
+/* Forms of mma_tile and wg_tile: x w^T, dy w, dy^T x. */
 bool has_mma(const ckpt_cuda_product *p)
 {
     const int64_t a = p->ta ? p->m : p->k, b = p->tb ? p->k : p->n;
@@ -125,14 +136,26 @@ bool has_mma(const ckpt_cuda_product *p)
            a % 8 == 0 && b % 8 == 0;
 }
 
-template <bool TA, bool TB, class EC>
-ckpt_status start_mma(const ckpt_cuda *c, int64_t blocks, const group_args &g, ckpt_err *err)
+template <class K>
+ckpt_status start_tiles(K *kernel, int bytes, const ckpt_cuda *c, int64_t blocks,
+                        const group_args &g, ckpt_err *err)
 {
-    const ckpt_status status = shared_fits("a product", mma_products<TA, TB, EC>, MMA_BYTES, err);
+    const ckpt_status status = shared_fits("a product", kernel, bytes, err);
     if (status != CKPT_OK)
         return status;
-    LAUNCH((mma_products<TA, TB, EC>), blocks, THREADS, MMA_BYTES, stream_of(c->stream), g);
+    LAUNCH(kernel, blocks, THREADS, bytes, stream_of(c->stream), g);
     return launched("a product", err);
+}
+/* columns: of a tile by warpgroups, 0: by warps. */
+template <bool TA, bool TB, class EC>
+ckpt_status start_form(int columns, const ckpt_cuda *c, int64_t blocks, const group_args &g,
+                       ckpt_err *err)
+{
+    if (columns == 256)
+        return start_tiles(wg_products<TA, TB, EC, 256>, wg_product<256>::bytes, c, blocks, g, err);
+    if (columns == 128)
+        return start_tiles(wg_products<TA, TB, EC, 128>, wg_product<128>::bytes, c, blocks, g, err);
+    return start_tiles(mma_products<TA, TB, EC>, MMA_BYTES, c, blocks, g, err);
 }
 /* Row tiles that n rows of all experts need at most, or of one product. */
 int64_t row_tiles(const group_args &g, int tile, int64_t n)
@@ -144,8 +167,10 @@ int64_t row_tiles(const group_args &g, int tile, int64_t n)
 ckpt_status start_own(const ckpt_cuda *c, group_args g, int64_t n, ckpt_err *err)
 {
     const bool mma = has_mma(&g.p);
+    const int columns = !mma || !c->gemm || !c->gemm->groups ? 0 : g.p.n > 128 ? 256 : 128;
     const int tile = mma ? MM : PT;
-    g.tiles_n = ceil_div(g.p.n, tile);
+    static_assert(MM == wg_product<256>::rows, "one count of row tiles");
+    g.tiles_n = ceil_div(g.p.n, columns ? columns : tile);
     const int64_t rows = row_tiles(g, tile, n);
     if (rows > INT32_MAX || g.tiles_n > INT32_MAX)
         return grid_fits("a product", INT64_MAX, err);
@@ -155,13 +180,12 @@ ckpt_status start_own(const ckpt_cuda *c, group_args g, int64_t n, ckpt_err *err
     if (status != CKPT_OK || blocks == 0)
         return status;
     if (mma && g.p.ta)
-        return start_mma<true, false, float>(c, blocks, g, err);
+        return start_form<true, false, float>(columns, c, blocks, g, err);
     if (mma && g.p.tb)
-        return start_mma<false, true, bf16>(c, blocks, g, err);
+        return start_form<false, true, bf16>(columns, c, blocks, g, err);
     if (mma)
-        return start_mma<false, false, bf16>(c, blocks, g, err);
-    LAUNCH(plain_products<THREADS>, blocks, THREADS, PLAIN_BYTES, stream_of(c->stream), g);
-    return launched("a product", err);
+        return start_form<false, false, bf16>(columns, c, blocks, g, err);
+    return start_tiles(plain_products<THREADS>, PLAIN_BYTES, c, blocks, g, err);
 }
 
 #ifdef CKPT_CUDA_EMULATE
@@ -263,7 +287,8 @@ ckpt_status ckpt_cuda_gemm_open(ckpt_cuda_gemm **to, ckpt_cuda_products kind, ck
     ckpt_status status = CKPT_OK;
     *to = NULL;
     if (kind != CKPT_CUDA_PRODUCTS_BEST && kind != CKPT_CUDA_PRODUCTS_OWN &&
-        kind != CKPT_CUDA_PRODUCTS_PLAIN && kind != CKPT_CUDA_PRODUCTS_RULES)
+        kind != CKPT_CUDA_PRODUCTS_WARP && kind != CKPT_CUDA_PRODUCTS_PLAIN &&
+        kind != CKPT_CUDA_PRODUCTS_RULES)
         return ckpt_fail(err, CKPT_E_USAGE, "products on CUDA: kind %d", (int)kind);
 #ifdef CKPT_CUDA_EMULATE
     if (kind == CKPT_CUDA_PRODUCTS_BEST)
@@ -278,10 +303,13 @@ ckpt_status ckpt_cuda_gemm_open(ckpt_cuda_gemm **to, ckpt_cuda_products kind, ck
     g->kind = kind;
     if (kind == CKPT_CUDA_PRODUCTS_BEST || kind == CKPT_CUDA_PRODUCTS_RULES)
         status = lt_open(&g->lt, g->name, sizeof g->name, err);
+    g->groups = kind != CKPT_CUDA_PRODUCTS_WARP && has_warpgroups();
     if (!g->lt) {
         g->kind = kind == CKPT_CUDA_PRODUCTS_PLAIN ? kind : CKPT_CUDA_PRODUCTS_OWN;
         (void)snprintf(g->name, sizeof g->name, "%s",
-                       g->kind == CKPT_CUDA_PRODUCTS_PLAIN ? "plain loops" : "own kernels");
+                       g->kind == CKPT_CUDA_PRODUCTS_PLAIN ? "plain loops"
+                       : g->groups                         ? "own kernels, by warpgroups"
+                                                           : "own kernels");
     }
     if (status == CKPT_OK)
         *to = g;

@@ -23,7 +23,8 @@ extern "C" {
 
 typedef enum ckpt_cuda_products {
     CKPT_CUDA_PRODUCTS_BEST, /* cuBLASLt if the library is there, else the kernels of gemm.cu */
-    CKPT_CUDA_PRODUCTS_OWN,  /* those kernels */
+    CKPT_CUDA_PRODUCTS_OWN,  /* those kernels; bf16 by wgmma on sm_90, */
+    CKPT_CUDA_PRODUCTS_WARP, /* by mma.sync on any card */
     CKPT_CUDA_PRODUCTS_PLAIN, /* three loops on the CPU; the emulator's BEST, unsupported elsewhere */
     CKPT_CUDA_PRODUCTS_RULES /* the emulator's alone: BEST with those loops for the library */
 } ckpt_cuda_products;

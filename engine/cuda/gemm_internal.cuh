@@ -10,6 +10,7 @@ struct ckpt_cuda_lt; /* the library and what it keeps */
 struct ckpt_cuda_gemm {
     ckpt_cuda_products kind; /* OWN or PLAIN; BEST: lt */
     ckpt_cuda_lt *lt;
+    bool groups; /* own tiles by warpgroups */
     char name[48];
 };
 

@@ -22,6 +22,24 @@ namespace kda
 #define CKPT_CUDA_HAS_WGMMA 1
 #endif
 
+/* Whether what was built has these products for the current card: code for other cards takes less shared
+ * memory here. */
+template <int N> __global__ void warpgroup_probe()
+{
+#ifdef CKPT_CUDA_HAS_WGMMA
+    __shared__ volatile char room[2 * N];
+#else
+    __shared__ volatile char room[N];
+#endif
+    room[threadIdx.x] = 0;
+}
+inline bool has_warpgroups()
+{
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, (const void *)warpgroup_probe<64>) == cudaSuccess &&
+           a.sharedSizeBytes >= 128;
+}
+
 typedef uint64_t matrix; /* a descriptor */
 
 DEV unsigned char *align_panels(unsigned char *p)
@@ -79,7 +97,7 @@ template <int K> DEV void hold(uint32_t (&a)[K][4])
 }
 
 /* d [64, N] = or += A B, k 16; KEYS: B's columns are contiguous, else its k. Asynchronous.
- *   shared      A [64, 16] in shared memory, k contiguous
+ *   shared      A [64, 16] in shared memory; ROWS: its rows are contiguous, else its k
  *   registers   A in registers, as mma.sync has it: a warp's 16 rows */
 template <int N> struct wgmma;
 
@@ -105,14 +123,14 @@ template <int N> struct wgmma;
 /* Of N columns: names and operands of d's N / 2 registers, then the numbers of the operands that follow. */
 #define WGMMA(N, names, operands, i0, i1, i2, i3, i4, i5, i6)                                      \
     template <> struct wgmma<N> {                                                                  \
-        template <bool KEYS>                                                                       \
+        template <bool KEYS, bool ROWS = false>                                                    \
         static DEV void shared(float (&d)[N / 8][4], uint64_t a, uint64_t b, bool add)             \
         {                                                                                          \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\n"                         \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "               \
-                         "{" names "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, %" #i3 ";\n}\n"             \
+                         "{" names "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i4 ", %" #i3 ";\n}\n"      \
                          : operands                                                                \
-                         : "l"(a), "l"(b), "r"((int)add), "n"(KEYS ? 1 : 0));                      \
+                         : "l"(a), "l"(b), "r"((int)add), "n"(KEYS ? 1 : 0), "n"(ROWS ? 1 : 0));   \
         }                                                                                          \
         template <bool KEYS>                                                                       \
         static DEV void registers(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b,        \

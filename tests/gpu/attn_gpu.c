@@ -75,6 +75,7 @@ static int check(bool small)
         const ckpt_cuda_type t = type ? CKPT_CUDA_BF16 : CKPT_CUDA_F32;
         bad += check_attention(t, CKPT_CUDA_ATTEND_WARP, small);
         bad += check_products(t, CKPT_CUDA_PRODUCTS_OWN, small);
+        bad += check_products(t, CKPT_CUDA_PRODUCTS_WARP, small);
         bad += check_products(t, CKPT_CUDA_PRODUCTS_BEST, small);
     }
     printf("%d problems\n", bad);
@@ -268,9 +269,13 @@ static int time_products(void)
     bad += time_linear(2304, 576);
     bad += time_experts();
     ckpt_cuda_gemm *const lt = cuda.gemm;
-    cuda.gemm = NULL;
-    printf("products, bf16: own kernels\n");
-    bad += time_linear(2304, 4096);
+    static const ckpt_cuda_products own[] = {CKPT_CUDA_PRODUCTS_WARP, CKPT_CUDA_PRODUCTS_OWN};
+    for (int i = 0; i < 2; i++) {
+        bad += ckpt_cuda_gemm_open(&cuda.gemm, own[i], &err) != CKPT_OK;
+        printf("products, bf16: %s\n", ckpt_cuda_gemm_name(cuda.gemm));
+        bad += time_linear(2304, 4096) + time_linear(2304, 576) + time_experts();
+        ckpt_cuda_gemm_close(cuda.gemm);
+    }
     cuda.gemm = lt;
     cuda.type = CKPT_CUDA_F32;
     printf("f32: attention, products\n");

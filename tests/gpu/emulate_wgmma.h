@@ -11,6 +11,11 @@
 namespace kda
 {
 
+inline bool has_warpgroups()
+{
+    return true;
+}
+
 struct matrix {
     uintptr_t at;
     int next; /* LBO; SBO is 1024 */
@@ -48,7 +53,7 @@ template <class A> inline void hold(A &)
 {
 }
 
-/* Element of a row r (of A, or a column of B) at k: k contiguous, or the rows contiguous (KEYS). */
+/* Element of a row r (of A, or a column of B) at k: k contiguous, or the rows contiguous (ROWS, KEYS). */
 inline float element_of(matrix m, int r, int k, bool keys)
 {
     uintptr_t at = m.at;
@@ -82,11 +87,12 @@ template <int N> struct wgmma {
                     d[n][2 * h + c] = sum[h] + (add ? d[n][2 * h + c] : 0.f);
             }
     }
-    template <bool KEYS> static void shared(float (&d)[N / 8][4], matrix a, matrix b, bool add)
+    template <bool KEYS, bool ROWS = false>
+    static void shared(float (&d)[N / 8][4], matrix a, matrix b, bool add)
     {
         const int first = (int)(threadIdx.x / 32 % 4) * 16;
         add_up<KEYS>(
-            d, [&](int r, int k) { return element_of(a, first + r, k, false); }, b, add);
+            d, [&](int r, int k) { return element_of(a, first + r, k, ROWS); }, b, add);
     }
     template <bool KEYS>
     static void registers(float (&d)[N / 8][4], const uint32_t (&a)[4], matrix b, bool add)

@@ -157,7 +157,9 @@ static inline void gemm_all(ops_run *o)
         {128, 128, 32 },
         {129, 136, 40 },
         {127, 120, 104},
-        {8,   264, 72 }
+        {8,   264, 72 },
+        {72,  256, 200},
+        {136, 312, 328}
     };
     const ckpt_cuda_type t = o->c.type, f32 = CKPT_CUDA_F32;
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
