@@ -6,7 +6,9 @@
  * group (section 3.1): the middle row when the gate is safe, with the diagonal tile on tensor cores
  * (at most 8 x 5 nats either way); otherwise the first row, and exact pairs on the diagonal tile.
  * T: substitution in the 16 x 16 diagonal tiles, then T[p,c] = -T[p,p] sum L[p,m] T[m,c] row of tiles
- * by row of tiles, in place of L. */
+ * by row of tiles, in place of L.
+ *
+ * Three blocks share a multiprocessor in bf16: L lies where q was, v and T where G was. */
 #ifndef CKPT_CUDA_KDA_PREP_CUH
 #define CKPT_CUDA_KDA_PREP_CUH
 
@@ -19,20 +21,23 @@ constexpr int PREP_THREADS = 256;
 
 template <class E, int D> struct prep_memory {
     static constexpr int LD = D + 16 / (int)sizeof(E), LG = D + 8;
-    static constexpr int bytes =
-        (C * LG + C * LF + C + PREP_THREADS) * 4 + (3 * C * LD + C * LC) * (int)sizeof(E);
-    static constexpr int bytes_kb = bytes + C * LD * (int)sizeof(E); /* with a tile for kb */
+    static constexpr int tile = C * LD * (int)sizeof(E);
+    static constexpr int late = tile + C * LC * (int)sizeof(E), early = C * LG * 4;
+    static constexpr int shared = early > late ? early : late;
+    static constexpr int first = tile > C *LF * 4 ? tile : C *LF * 4;
+    static constexpr int bytes = first + tile + shared + (C + PREP_THREADS) * 4;
+    static constexpr int bytes_kb = bytes + tile; /* with a tile for kb */
     float *G, *L, *beta, *part;
     E *q, *k, *v, *T, *kb; /* kb: rows that beta scales, k itself unless there is another */
     DEV prep_memory(unsigned char *p, bool own_kb)
     {
         q = (E *)p;
-        k = q + C * LD;
-        v = k + C * LD;
+        L = (float *)p;
+        k = (E *)(p + first);
+        G = (float *)(p + first + tile);
+        v = (E *)G;
         T = v + C * LD;
-        G = (float *)(T + C * LC);
-        L = G + C * LG;
-        beta = L + C * LF;
+        beta = (float *)(p + first + tile + shared);
         part = beta + C;
         kb = own_kb ? (E *)(part + PREP_THREADS) : k;
     }
@@ -151,12 +156,12 @@ DEV void score(const prep_memory<E, D> &m, int i, int j, float &aqk, float &low)
     low = m.beta[i] * l;
 }
 
-/* Aqk to global memory, L to m.L; tiles above the diagonal of Aqk are zeros, of L are not written. */
+/* Aqk to global memory, its tiles above the diagonal zeros; L of this warp's tiles to low. */
 template <class E, int D, bool SAFE>
-DEV void make_scores(const prep_memory<E, D> &m, float scale, E *out)
+DEV void make_scores(const prep_memory<E, D> &m, const share &s, float scale, E *out,
+                     float (&low)[1][3][4])
 {
-    const share s = share_of((int)threadIdx.x / 32);
-    float aqk[1][3][4], low[1][3][4];
+    float aqk[1][3][4];
     clear(aqk);
     clear(low);
     scores(m, s, 16 * s.group + (SAFE ? 8 : 0), aqk, low);
@@ -175,7 +180,6 @@ DEV void make_scores(const prep_memory<E, D> &m, float scale, E *out)
                     if (c + e <= r)
                         score(m, r, c + e, a[e], l[e]);
             store2(out + r * LC + c, c <= r ? scale * a[0] : 0.f, c + 1 <= r ? scale * a[1] : 0.f);
-            store2(m.L + r * LF + c, c < r ? l[0] : 0.f, c + 1 < r ? l[1] : 0.f);
         }
     }
     for (int i = (int)threadIdx.x; i < C * LC / 2; i += PREP_THREADS) {
@@ -183,6 +187,22 @@ DEV void make_scores(const prep_memory<E, D> &m, float scale, E *out)
         if (c / 16 > r / 16)
             store2(out + r * LC + c, 0.f, 0.f);
     }
+}
+
+/* m.L = what make_scores left in registers; tiles above the diagonal are not written. */
+template <class E, int D>
+DEV void put_scores(const prep_memory<E, D> &m, const share &s, const float (&low)[1][3][4])
+{
+    const int r0 = 16 * s.group + (lane() >> 2), c0 = 8 * s.first + 2 * (lane() & 3);
+#pragma unroll
+    for (int j = 0; j < 3; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = r0 + 8 * half, c = c0 + 8 * j;
+            const float *l = low[0][j] + 2 * half;
+            if (j < s.count)
+                store2(m.L + r * LF + c, c < r ? l[0] : 0.f, c + 1 < r ? l[1] : 0.f);
+        }
 }
 
 /* m.L = (I + L)^-1 in place, m.T the same as E with zeros above the diagonal. */
@@ -239,7 +259,7 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
     }
 }
 
-/* Qg and Kr to global memory; k becomes beta k e^G, v becomes beta v. */
+/* Qg and Kr to global memory; k becomes beta k e^G. */
 template <class E, int D>
 DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
 {
@@ -248,7 +268,7 @@ DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
         const int r = i / (D / n), d = i % (D / n) * n;
         const float beta = m.beta[r];
         vec<E> q = load16(m.q + r * LD + d), k = load16(m.k + r * LD + d),
-               v = load16(m.v + r * LD + d), kb = load16(m.kb + r * LD + d), kr;
+               kb = load16(m.kb + r * LD + d), kr;
 #pragma unroll
         for (int half = 0; half < n; half += 4) {
             const vec<float> G = load16(m.G + r * LG + d + half),
@@ -260,7 +280,6 @@ DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
                 q.e[j] = cast<E>(p.scale * e * to_f(q.e[j]));
                 kr.e[j] = cast<E>(x * ex2(last.e[l] - G.e[l]));
                 k.e[j] = cast<E>(beta * e * to_f(kb.e[j]));
-                v.e[j] = cast<E>(beta * to_f(v.e[j]));
             }
         }
         store16(Qg + r * LD + d, q);
@@ -270,26 +289,42 @@ DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
             store16(Kr + r * LD + D, kr);
         }
         store16(m.k + r * LD + d, k);
-        store16(m.v + r * LD + d, v);
     }
 }
+/* v becomes beta v, each thread what it fetched. */
+template <class E, int D> DEV void scale_values(const prep_memory<E, D> &m)
+{
+    constexpr int LD = prep_memory<E, D>::LD;
+    each16<E, PREP_THREADS>(C, D, [&](int r, int c) {
+        vec<E> v = load16(m.v + r * LD + c);
+        const float beta = m.beta[r];
+#pragma unroll
+        for (int j = 0; j < vec<E>::n; j++)
+            v.e[j] = cast<E>(beta * to_f(v.e[j]));
+        store16(m.v + r * LD + c, v);
+    });
+}
 
-/* W and U = T times k and v, each warp all rows of some columns. */
+/* W and U = T times k and v, in place of those, each warp all rows of some columns. T has nothing above its
+ * diagonal, so the upper half of the rows is not needed for the lower half once that is made. */
 template <class E, int D> DEV void multiply(const prep_memory<E, D> &m, E *W, E *U)
 {
     constexpr int LD = prep_memory<E, D>::LD, NT = D / 32; /* 8 warps, 2 D columns */
     const int w = (int)threadIdx.x / 32, n0 = w % 4 * NT * 8;
     const Row<E> a = {m.T, LC};
     const Col<E> b = {w < 4 ? m.k : m.v, LD};
-    float acc[4][NT][4];
-    clear(acc);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        product<E>::run(reinterpret_cast<float(&)[1][NT][4]>(acc[i]), a, 16 * i, b, n0, 0,
-                        16 * i + 16);
-    sync_block(); /* k and v are read */
     E *to = w < 4 ? m.k : m.v;
-    each(acc, 0, n0, [&](int r, int c, float x, float y) { store2(to + r * LD + c, x, y); });
+    for (int half = 1; half >= 0; half--) {
+        float acc[2][NT][4];
+        clear(acc);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            product<E>::run(reinterpret_cast<float(&)[1][NT][4]>(acc[i]), a, 32 * half + 16 * i, b,
+                            n0, 0, 32 * half + 16 * i + 16);
+        sync_block(); /* these rows of k and v are read */
+        each(acc, 32 * half, n0,
+             [&](int r, int c, float x, float y) { store2(to + r * LD + c, x, y); });
+    }
     sync_block();
     flush<E, PREP_THREADS>(W, LD, m.k, LD, C, LD);
     constexpr int n = vec<E>::n, per = LV / n;
@@ -299,7 +334,7 @@ template <class E, int D> DEV void multiply(const prep_memory<E, D> &m, E *W, E 
     }
 }
 
-template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1) prep(const args p)
+template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 3 : 1) prep(const args p)
 {
     SHARED_MEMORY(memory);
     const prep_memory<E, D> m(memory, p.kb != nullptr);
@@ -314,7 +349,6 @@ template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1
     fetch<E, PREP_THREADS>(m.k, LD, (const E *)p.k + key, key_row, C, D, c.len);
     if (p.kb)
         fetch<E, PREP_THREADS>(m.kb, LD, (const E *)p.kb + at, row, C, D, c.len);
-    fetch<E, PREP_THREADS>(m.v, LD, (const E *)p.v + at, row, C, D, c.len);
     copy_commit();
     if (tid < C)
         m.beta[tid] = beta_at(p, c, h, tid);
@@ -325,10 +359,19 @@ template <class E, int D, bool SAFE> KERNEL(PREP_THREADS, sizeof(E) == 2 ? 2 : 1
     unsigned char *out = p.image + tile * I::bytes;
     if (tid < D)
         ((float *)(out + I::decay))[tid] = ex2(m.G[(C - 1) * LG + tid]);
-    make_scores<E, D, SAFE>(m, p.scale, (E *)(out + I::Aqk));
+    const share s = share_of(tid / 32);
+    float low[1][3][4];
+    make_scores<E, D, SAFE>(m, s, p.scale, (E *)(out + I::Aqk), low);
     sync_block();
     scale_rows<E, D>(p, m, (E *)(out + I::Qg), (E *)(out + I::Kr));
+    sync_block(); /* q and G are read */
+    fetch<E, PREP_THREADS>(m.v, LD, (const E *)p.v + at, row, C, D, c.len);
+    copy_commit();
+    put_scores(m, s, low);
+    sync_block();
     invert(m);
+    copy_wait<0>();
+    scale_values(m);
     sync_block();
     multiply<E, D>(m, (E *)out, (E *)p.U + tile * columns<E, D>);
     if (p.T)
