@@ -4,7 +4,7 @@
 #   SAN=address|undefined|thread           WERROR=1     warnings are errors
 #   BUILD=dir     object directory         ONLY="a b"   unit suites to build (test_a.c test_b.c)
 #   SEEDS=n       property test models     JOBS=n       suites, threads at a time
-#   DESTDIR= PREFIX=                       where `make install` puts the program
+#   DESTDIR= PREFIX= LIBDIR=               where `make install` puts things
 
 # demo and check bring what they need: this must happen before pkg-config is asked below.
 ifneq ($(filter demo check,$(MAKECMDGOALS)),)
@@ -46,13 +46,13 @@ BLAS_LIBS := $(shell pkg-config --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
              -Wswitch-enum -Wpointer-arith -Wcast-qual -Wwrite-strings -Wformat=2 -Werror=format-security
-STD       := -std=c17 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -pthread
+STD       := -std=c17 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -fPIC -pthread
 # What the compiler and the linker offer against overruns: checked copies where there is optimisation
 # to see their sizes (a sanitizer checks them itself), canaries, probed stack pages, a program at a
 # random address, tables of the linker read-only before main. tests/cli/hardened.sh looks for them.
 OPTIMISED := $(filter-out -O0,$(filter -O%,$(CFLAGS)))
 X86       := $(findstring x86_64,$(shell $(CC) -dumpmachine))
-HARDEN    := -fPIE -fstack-protector-strong -fstack-clash-protection \
+HARDEN    := -fstack-protector-strong -fstack-clash-protection \
              $(if $(X86),-fcf-protection) \
              $(if $(SAN),,$(if $(OPTIMISED),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
 STD       += $(HARDEN)
@@ -152,7 +152,7 @@ $(BUILD)/unit: $(BUILD)/tests/main.o $(TEST_OBJ) $(if $(filter %_cuda,$(SUITES))
 check-unit: $(BUILD)/unit
 	$(Q)tests/unit.sh $(BUILD)/unit $(JOBS) $(SUITES)
 
-include tools/make/engine.mk tools/make/targets.mk
+include tools/make/engine.mk tools/make/targets.mk tools/make/install.mk
 
 # make clean           remove build/
 clean:

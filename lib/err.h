@@ -12,8 +12,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define CKPT_ERR_MAX 2048
-
 #if defined(__GNUC__)
 #define CKPT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define CKPT_MUST_USE __attribute__((warn_unused_result))
@@ -21,11 +19,6 @@
 #define CKPT_PRINTF(fmt, args)
 #define CKPT_MUST_USE
 #endif
-
-typedef struct ckpt_err {
-    ckpt_status code;
-    char text[CKPT_ERR_MAX]; /* NUL-terminated; long chains lose their innermost tail */
-} ckpt_err;
 
 /* Record a fault and return `code`. A second call replaces the first. err may be NULL. */
 ckpt_status ckpt_fail(ckpt_err *err, ckpt_status code, const char *fmt, ...) CKPT_PRINTF(3, 4);
@@ -39,7 +32,6 @@ void ckpt_err_frame(ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(2, 3);
 size_t ckpt_utf8_len(const void *s, size_t n);
 
 int ckpt_exit_code(ckpt_status status);
-const char *ckpt_status_text(ckpt_status status);
 
 /* Run a fallible call inside a function that has `ckpt_status status`, `ckpt_err *err` and a
  * `done:` label. CKPT_TRY adds a frame; CKPT_CHECK does not. */

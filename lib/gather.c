@@ -485,7 +485,8 @@ static ckpt_status gather_to(const ckpt_source *src, const ckpt_canon *c, const 
     ckpt_copies copies = {0};
     ckpt_status status;
     uint64_t covered;
-    *out = (ckpt_gather){.bytes = bytes,
+    *out = (ckpt_gather){.name = c->name,
+                         .bytes = bytes,
                          .from = c->dtype,
                          .to = c->dtype,
                          .swap = stored->big_endian,

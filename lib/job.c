@@ -93,7 +93,7 @@ void ckpt_job_advance(ckpt_worker *w, uint64_t bytes)
     ckpt_job *j = w->job;
     uint64_t done = atomic_fetch_add(&j->done_bytes, bytes) + bytes;
     if (w->index == 0 && j->progress != NULL)
-        j->progress->tick(j->progress->self, done, j->total_bytes);
+        j->progress->tick(j->progress->self, done, j->total_bytes, w->now);
 }
 
 static void *work(void *arg)
@@ -199,6 +199,7 @@ ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_l
     int lanes = src->n_virtual > 0 ? 1 : CKPT_LEAF_GROUP;
     uint64_t piece = w->job->piece, slice = ckpt_min_u64(piece / CKPT_LEAF_GROUP, SLICE_MAX);
     slice = lanes == 1 ? ckpt_min_u64(piece, CKPT_LEAF_BYTES) : slice;
+    w->now = leaf->gather->name;
     for (int i = 0; i < count; i += lanes) {
         ckpt_status status =
             hash_some(w, src, leaf + i, count - i < lanes ? count - i : lanes, slice, err);

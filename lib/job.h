@@ -17,6 +17,7 @@ typedef struct ckpt_worker {
     ckpt_scratch scratch;
     ckpt_sha256 sha;
     int index;
+    const char *now; /* tensor it works on, for progress; or NULL */
     ckpt_err err;
     pthread_t thread;
 } ckpt_worker;

@@ -26,6 +26,7 @@ typedef struct ckpt_copy {
 } ckpt_copy;
 
 typedef struct ckpt_gather {
+    const char *name;  /* of the tensor, for progress; may be NULL */
     ckpt_copy *copies; /* sorted by dst */
     size_t n_copies;
     uint64_t bytes;      /* of the destination in the source dtype */

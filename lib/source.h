@@ -12,11 +12,6 @@
 
 #define CKPT_MAX_RANK 16
 
-/* Parallel sizes, >= 1; etp 0 means "as tp" until resolved (shard.h). */
-typedef struct ckpt_mesh {
-    int tp, pp, ep, etp, cp, dp;
-} ckpt_mesh;
-
 /* ---- reading ------------------------------------------------------------------------------- */
 
 typedef struct ckpt_file {

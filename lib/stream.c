@@ -226,6 +226,7 @@ static ckpt_status visit_item(ckpt_worker *w, size_t i, ckpt_err *err)
     if (v->b != NULL && v->other[i] < 0)
         return CKPT_OK;
     uint64_t bytes = v->ga[i].bytes;
+    w->now = v->ga[i].name;
     size_t half = (size_t)(w->job->piece / 2 / 4096 * 4096);
     size_t step = v->b != NULL ? half : (size_t)w->job->piece;
     for (uint64_t lo = 0; lo < bytes; lo += step) {

@@ -13,7 +13,8 @@
 #include "plan.h"
 
 typedef struct ckpt_progress {
-    void (*tick)(void *self, uint64_t done, uint64_t total); /* bytes; called from one thread */
+    /* Bytes; `now` is the tensor that the calling worker works on, or NULL. From one thread. */
+    void (*tick)(void *self, uint64_t done, uint64_t total, const char *now);
     void *self;
 } ckpt_progress;
 

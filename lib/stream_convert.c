@@ -132,6 +132,7 @@ static ckpt_status fill_payload(ckpt_worker *w, const convert_job *c, uint32_t f
         uint8_t *out = buf + (a - lo);
         ckpt_status status = CKPT_OK;
         if (seg->kind == CKPT_SEG_CHUNK) {
+            w->now = c->plan->out.tensors[seg->a].name;
             status = ckpt_gather_run(c->plan->model->src, &c->plan->chunks[seg->a][seg->b],
                                      a - seg->offset, (size_t)(b - a), out, &w->scratch, err);
             if (status != CKPT_OK)

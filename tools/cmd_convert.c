@@ -756,6 +756,10 @@ const ckpt_command ckpt_cmd_convert = {
     .writes = true,
     .defaults = defaults,
     .run = run,
+    .examples = "  ckpt convert kimi/ mg/ --to torch_dist --layout megatron --tp 2 --ep 2\n"
+                "  ckpt convert mg/ mg4/ --to torch_dist --tp 4 --verify\n"
+                "  ckpt convert mg4/ hf/ --to safetensors --layout hf --dtype bf16\n"
+                "  ckpt convert run/ weights.safetensors --optimizer drop\n",
     .notes =
         "DST ending in .safetensors, .h5, .hdf5, or in .pt, .pth or .bin (torch), is one file\n"
         "with its manifest at DST.ckpt.manifest.json (HDF5: also inside); otherwise DST is a\n"

@@ -573,6 +573,8 @@ const ckpt_command ckpt_cmd_diff = {
     .min_operands = 2,
     .max_operands = 2,
     .run = run,
+    .examples = "  ckpt diff kimi/ mg/\n"
+                "  ckpt diff a/ b/ --rtol 1e-3 --exclude 'optimizer*'\n",
     .notes = "Tensors pair by canonical name, so containers, layouts and meshes may differ.\n"
              "max rel is |a-b| / max(|a|,|b|); ulp counts representable values in between.\n"
              "Configuration differences are noted but do not change the exit code.\n",

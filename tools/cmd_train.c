@@ -585,6 +585,9 @@ const ckpt_command ckpt_cmd_train = {
     .writes = true,
     .defaults = ckpt_train_defaults,
     .run = run,
+    .examples = "  ckpt train --resume mg4/ --data tokens.bin --steps 1000 --lr 3e-4 --save run/ "
+                "--save-every 100\n"
+                "  ckpt train --resume run/ --data tokens.bin --steps 2000\n",
     .notes =
         "N steps are k steps, save, resume and N - k steps, bit for bit, whatever container and\n"
         "layout the checkpoint went through meanwhile. Options that are not given come from the\n"

@@ -577,6 +577,9 @@ const ckpt_command ckpt_cmd_verify = {
     .writes = true,
     .defaults = defaults,
     .run = run,
+    .examples = "  ckpt verify kimi/ --write\n"
+                "  ckpt verify kimi/ --hash\n"
+                "  ckpt verify mg/ --forward --against kimi/\n",
     .notes =
         "The manifest is ckpt.manifest.json beside the data, or FILE.ckpt.manifest.json.\n"
         "A file that the manifest of its directory lists is compared with that.\n"

@@ -437,6 +437,28 @@ const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh)
     return copy != NULL ? copy : "?";
 }
 
+const char *ckpt_tool_near(ckpt_tool *tool, const ckpt_model *model, const char *pattern)
+{
+    const char *best = NULL;
+    size_t nearest = strlen(pattern) / 4 + 2; /* farther is no likely misspelling */
+    if (strpbrk(pattern, "*?[") != NULL || nearest > 12)
+        return "";
+    for (size_t i = 0; i < model->n_tensors; i++) {
+        const char *const names[] = {model->tensors[i].name,
+                                     model->src->tensors[model->tensors[i].stored].name};
+        for (size_t k = 0; k < 2; k++) {
+            size_t d = ckpt_distance(pattern, names[k]);
+            if (d < nearest) {
+                nearest = d;
+                best = names[k];
+            }
+        }
+    }
+    const char *text =
+        best != NULL ? ckpt_arena_printf(&tool->arena, "; did you mean '%s'?", best) : NULL;
+    return text != NULL ? text : "";
+}
+
 void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh)
 {
     ckpt_mesh m = *mesh;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_WORD 63
+#define MAX_WORD 127
 #define HELP_COLUMN 30
 
 ckpt_status ckpt_strings_push(ckpt_strings *list, const char *s, ckpt_err *err)

@@ -50,7 +50,7 @@ ckpt_status ckpt_parse_size(const char *text, uint64_t *out, ckpt_err *err) CKPT
 ckpt_status ckpt_strings_push(ckpt_strings *list, const char *s, ckpt_err *err) CKPT_MUST_USE;
 void ckpt_strings_release(ckpt_strings *list);
 
-/* Edit distance for suggestions; texts beyond 63 bytes count as far apart. */
+/* Edit distance for suggestions; texts beyond 127 bytes count as far apart. */
 size_t ckpt_distance(const char *a, const char *b);
 
 #endif

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
@@ -136,6 +138,50 @@ static int width_of(const char *s)
     return n;
 }
 
+/* On a terminal a table that is too wide gives up columns' ends: the widest column, which holds names
+ * or files, is cut to what is left, but not below 16. Elsewhere nothing is ever cut. */
+static void fit(int *width, size_t n, int indent, int room)
+{
+    int all = indent + 2 * ((int)n - 1);
+    for (size_t c = 0; c < n; c++)
+        all += width[c];
+    while (room > 0 && all > room) {
+        size_t widest = 0;
+        for (size_t c = 1; c < n; c++)
+            widest = width[c] > width[widest] ? c : widest;
+        int less = all - room < width[widest] - 16 ? all - room : width[widest] - 16;
+        if (less <= 0)
+            return;
+        /* two wide columns share the loss */
+        less = less > 8 ? 8 : less;
+        width[widest] -= less;
+        all -= less;
+    }
+}
+
+/* The cell, its middle replaced where it is wider than the column. */
+static void print_cell(FILE *out, const char *cell, int width)
+{
+    int w = width_of(cell), keep = width - 3, head = keep / 3;
+    if (w <= width) {
+        fputs(cell, out);
+        return;
+    }
+    const char *s = cell;
+    for (int i = 0; i < head; i++) {
+        fputc(*s++, out);
+        while (((unsigned char)*s & 0xc0) == 0x80)
+            fputc(*s++, out);
+    }
+    fputs("...", out);
+    const char *e = cell + strlen(cell);
+    for (int i = 0; i < keep - head; i++)
+        do
+            e--;
+        while (((unsigned char)*e & 0xc0) == 0x80);
+    fputs(e, out);
+}
+
 void ckpt_table_print(const ckpt_table *table, FILE *out, int indent, bool header, bool colour)
 {
     enum { MAX_COLUMNS = 16 };
@@ -149,15 +195,17 @@ void ckpt_table_print(const ckpt_table *table, FILE *out, int indent, bool heade
         if (w > width[i % n])
             width[i % n] = w;
     }
+    fit(width, n, indent, ckpt_terminal_width(fileno(out)));
     for (size_t r = 0; r < rows; r++) {
         bool head = header && r == 0;
         fprintf(out, "%*s%s", indent, "", ckpt_paint_on(colour && head, CKPT_BOLD));
         for (size_t c = 0; c < n; c++) {
             const char *cell = table->cells[r * n + c];
-            int pad = width[c] - width_of(cell);
+            int pad = width[c] > width_of(cell) ? width[c] - width_of(cell) : 0;
             bool right = table->align[c] == 'r';
-            fprintf(out, "%*s%s%*s%s", right ? pad : 0, "", cell, right || c + 1 == n ? 0 : pad, "",
-                    c + 1 < n ? "  " : "");
+            fprintf(out, "%*s", right ? pad : 0, "");
+            print_cell(out, cell, width[c]);
+            fprintf(out, "%*s%s", right || c + 1 == n ? 0 : pad, "", c + 1 < n ? "  " : "");
         }
         fprintf(out, "%s\n", ckpt_paint_off(colour && head));
     }
@@ -184,29 +232,66 @@ double ckpt_seconds_since(const struct timespec *start)
     return seconds_between(start, &now);
 }
 
-static void bar_tick(void *self, uint64_t done, uint64_t total)
+/* Columns of the terminal behind a descriptor: COLUMNS if it says so, else 80 where nobody knows; 0 if it
+ * is none. */
+int ckpt_terminal_width(int fd)
 {
+    struct winsize size;
+    const char *columns = getenv("COLUMNS");
+    long n = columns != NULL ? strtol(columns, NULL, 10) : 0;
+    if (!isatty(fd))
+        return 0;
+    if (n < 20 && ioctl(fd, TIOCGWINSZ, &size) == 0)
+        n = size.ws_col;
+    return n >= 20 && n < 10000 ? (int)n : 80;
+}
+
+/* The end of a name tells tensors apart: what is too long loses its beginning. */
+static const char *tail(const char *name, size_t room, const char **dots)
+{
+    size_t n = strlen(name);
+    *dots = n > room ? "..." : "";
+    if (n <= room)
+        return name;
+    const char *s = name + n - (room > 3 ? room - 3 : 0);
+    while (((unsigned char)*s & 0xc0) == 0x80)
+        s++;
+    return s;
+}
+
+static void bar_tick(void *self, uint64_t done, uint64_t total, const char *now_at)
+{
+    enum { CELLS = 20 };
     ckpt_bar *bar = self;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     double elapsed = seconds_between(&bar->start, &now);
     if (elapsed < 0.3 || (bar->drawn && seconds_between(&bar->last, &now) < 0.1))
         return;
-    char cells[31];
+    char cells[CELLS + 1];
     double part = total > 0 ? (double)done / (double)total : 1;
     double rate = (double)done / elapsed;
-    int full = (int)(part * 30);
-    for (int i = 0; i < 30; i++)
+    int full = (int)(part * CELLS), width = ckpt_terminal_width(STDERR_FILENO);
+    for (int i = 0; i < CELLS; i++)
         cells[i] = i < full ? '#' : '.';
-    cells[30] = '\0';
+    cells[CELLS] = '\0';
     ckpt_arena scratch = {0};
-    fprintf(stderr, "\r\033[K%s [%s] %3.0f%%  %s of %s  %s/s", bar->label, cells, part * 100,
-            ckpt_human(&scratch, done), ckpt_human(&scratch, total),
-            ckpt_human(&scratch, (uint64_t)rate));
+    ckpt_buf b = {0};
+    ckpt_buf_printf(&b, "%s [%s] %3.0f%%  %s of %s  %s/s", bar->label, cells, part * 100,
+                    ckpt_human(&scratch, done), ckpt_human(&scratch, total),
+                    ckpt_human(&scratch, (uint64_t)rate));
     if (done > 0 && done < total) {
         double left = (double)(total - done) / rate;
-        fprintf(stderr, "  ETA %d:%02d", (int)(left / 60), (int)left % 60);
+        ckpt_buf_printf(&b, "  ETA %d:%02d", (int)(left / 60), (int)left % 60);
     }
+    if (now_at != NULL && !b.failed && (size_t)width > b.len + 12) {
+        const char *dots, *name = ckpt_clean(&scratch, now_at);
+        name = tail(name, (size_t)width - b.len - 3, &dots);
+        ckpt_buf_printf(&b, "  %s%s", dots, name);
+    }
+    if (b.data != NULL)
+        fprintf(stderr, "\r\033[K%.*s", width > 1 ? width - 1 : 79, (const char *)b.data);
+    ckpt_buf_release(&b);
     ckpt_arena_free(&scratch);
     fflush(stderr);
     bar->last = now;

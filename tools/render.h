@@ -34,6 +34,9 @@ typedef enum ckpt_paint {
 const char *ckpt_paint_on(bool colour, ckpt_paint paint);
 const char *ckpt_paint_off(bool colour);
 
+/* Columns of the terminal behind a descriptor (COLUMNS overrides); 0 if it is none. */
+int ckpt_terminal_width(int fd);
+
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 /* Cells are borrowed. Columns whose letter in `align` is 'r' are right-aligned; the last column is

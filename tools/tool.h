@@ -45,11 +45,13 @@ struct ckpt_command {
     bool writes; /* SIGINT must unwind so that half-written output is removed */
     void (*defaults)(void *opts);
     ckpt_status (*run)(ckpt_tool *tool, void *opts, ckpt_err *err);
-    const char *notes; /* after the options in --help; may be NULL */
+    const char *notes;    /* after the options in --help; may be NULL */
+    const char *examples; /* lines after that, each of two blanks and a command; may be NULL */
 };
 
 extern const ckpt_command ckpt_cmd_inspect, ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff,
-    ckpt_cmd_formats, ckpt_cmd_gate, ckpt_cmd_sign, ckpt_cmd_study, ckpt_cmd_train;
+    ckpt_cmd_formats, ckpt_cmd_completion, ckpt_cmd_gate, ckpt_cmd_report, ckpt_cmd_sign,
+    ckpt_cmd_study, ckpt_cmd_train;
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
@@ -121,6 +123,9 @@ bool ckpt_tool_key_is_guess(const char *key);
 const char *ckpt_tool_module(ckpt_arena *arena, const char *name, bool canonical);
 /* The next number after *state, the same on every machine: splitmix64. */
 uint64_t ckpt_tool_draw(uint64_t *state);
+/* "; did you mean 'NAME'?" with the canonical or stored name that is nearest to a pattern which
+ * matched nothing, or "" if none is near or the pattern has wildcards. */
+const char *ckpt_tool_near(ckpt_tool *tool, const ckpt_model *model, const char *pattern);
 /* "s" unless n is 1. */
 const char *ckpt_tool_plural(uint64_t n);
 /* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */

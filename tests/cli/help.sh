@@ -10,7 +10,5 @@ for c in inspect convert verify diff train; do
 done
 rc 0 convert -h; silent; out '--kda-f-lora-rank R\|none'
 rc 0 convert a b --help; silent
-for c in bench report; do
-    rc 0 $c --help; silent; out 'not built yet'
-    rc 4 $c x; one_line; err "^ckpt: $c: not built yet$"
-done
+rc 0 bench --help; silent; out 'not built yet'
+rc 4 bench x; one_line; err "^ckpt: bench: not built yet$"

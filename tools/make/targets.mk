@@ -147,17 +147,3 @@ lint:
 # make format          clang-format every C file in place
 format:
 	$(Q)clang-format -i $(C_ALL)
-
-# ---- install ----------------------------------------------------------------------------------
-
-.PHONY: install uninstall
-# make install         the program, below $(DESTDIR)$(PREFIX)
-install: all
-	$(Q)install -d $(DESTDIR)$(PREFIX)/bin
-	$(Q)install -m 755 $(BUILD)/ckpt $(DESTDIR)$(PREFIX)/bin/ckpt
-	$(Q)if [ -e $(BUILD)/libckpt_mpi.so ]; then install -d $(DESTDIR)$(PREFIX)/lib/ckpt && \
-	    install -m 755 $(BUILD)/libckpt_mpi.so $(DESTDIR)$(PREFIX)/lib/ckpt/libckpt_mpi.so; fi
-
-# make uninstall       remove what install put there
-uninstall:
-	$(Q)rm -f $(DESTDIR)$(PREFIX)/bin/ckpt $(DESTDIR)$(PREFIX)/lib/ckpt/libckpt_mpi.so

@@ -1,0 +1,176 @@
+/* The table of commands, and running one of them: for the program (ckpt.c) and the library (api.c). */
+#include "command.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const ckpt_command cmd_bench = {.name = "bench", .what = "measure this machine"};
+
+const ckpt_command *const ckpt_commands[] = {
+    &ckpt_cmd_inspect,
+    &ckpt_cmd_convert,
+    &ckpt_cmd_verify,
+    &ckpt_cmd_diff,
+    &ckpt_cmd_formats,
+    &ckpt_cmd_train,
+    &ckpt_cmd_study,
+    &ckpt_cmd_gate,
+    &ckpt_cmd_sign,
+    &ckpt_cmd_completion,
+    &cmd_bench,
+    &ckpt_cmd_report,
+    NULL,
+};
+
+/* clang-format off */
+const ckpt_opt ckpt_global_opts[] = {
+    {"json",    CKPT_OPT_FLAG,   offsetof(ckpt_globals, json),    NULL,   "one JSON document on stdout",                0, 0},
+    {"quiet",   CKPT_OPT_FLAG,   offsetof(ckpt_globals, quiet),   NULL,   "errors only",                                0, 0},
+    {"verbose", CKPT_OPT_FLAG,   offsetof(ckpt_globals, verbose), NULL,   "more detail",                                0, 0},
+    {"threads", CKPT_OPT_INT,    offsetof(ckpt_globals, threads), "N",    "worker threads (default: all cores)",        0, 1024},
+    {"memory",  CKPT_OPT_SIZE,   offsetof(ckpt_globals, memory),  "SIZE", "budget for buffers (default 1GiB)",          0, 0},
+    {"color",   CKPT_OPT_CHOICE, offsetof(ckpt_globals, color),   "auto|always|never", "colours on stdout (NO_COLOR is respected)", 0, 0},
+    {"help",    CKPT_OPT_FLAG,   offsetof(ckpt_globals, help),    NULL,   "this text",                                  0, 0},
+    {NULL,      CKPT_OPT_FLAG,   0,                               NULL,   NULL,                                         0, 0},
+};
+/* clang-format on */
+
+void ckpt_command_help(const ckpt_command *command, ckpt_buf *b)
+{
+    if (command->run == NULL) {
+        ckpt_buf_printf(b, "usage: ckpt %s ...\n\n%s: not built yet\n", command->name,
+                        command->what);
+        return;
+    }
+    ckpt_opt_table own = {"options", command->opts, NULL, NULL};
+    ckpt_opt_table global = {"every command", ckpt_global_opts, NULL, NULL};
+    ckpt_buf_printf(b, "usage: ckpt %s [options] %s\n\n%s\n\n", command->name, command->synopsis,
+                    command->what);
+    ckpt_opts_help(&own, b);
+    ckpt_buf_putc(b, '\n');
+    ckpt_opts_help(&global, b);
+    if (command->notes != NULL)
+        ckpt_buf_printf(b, "\n%s", command->notes);
+    if (command->examples != NULL)
+        ckpt_buf_printf(b, "\nexamples:\n%s", command->examples);
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* Names only what was asked for, so that the first line tells what to type instead. */
+const ckpt_command *ckpt_command_find(const char *name, ckpt_err *err)
+{
+    const char *best = NULL;
+    size_t best_distance = 3;
+    for (size_t i = 0; ckpt_commands[i] != NULL; i++) {
+        if (strcmp(ckpt_commands[i]->name, name) == 0)
+            return ckpt_commands[i];
+        size_t d = ckpt_distance(name, ckpt_commands[i]->name);
+        if (d < best_distance) {
+            best_distance = d;
+            best = ckpt_commands[i]->name;
+        }
+    }
+    if (name[0] == '-')
+        (void)ckpt_fail(err, CKPT_E_USAGE,
+                        "unknown option '%s'; options follow the command, see ckpt --help", name);
+    else if (best != NULL)
+        (void)ckpt_fail(err, CKPT_E_USAGE, "unknown command '%s'; did you mean '%s'?", name, best);
+    else
+        (void)ckpt_fail(err, CKPT_E_USAGE, "unknown command '%s'; see ckpt --help", name);
+    return NULL;
+}
+
+void ckpt_command_begin_json(ckpt_tool *tool)
+{
+    ckpt_jw_open(&tool->json, NULL, '{');
+    ckpt_jw_string(&tool->json, "command", tool->command->name);
+    ckpt_jw_string(&tool->json, "version", CKPT_VERSION);
+    ckpt_jw_string(&tool->json, "path", tool->operands.n > 0 ? tool->operands.items[0] : NULL);
+}
+
+void ckpt_command_end_json(ckpt_tool *tool, ckpt_status status, const ckpt_err *err)
+{
+    ckpt_jw *w = &tool->json;
+    if (w->depth != 1 || w->buf.failed) { /* the command did not come to its end, or to a start */
+        ckpt_buf_release(&w->buf);
+        *w = (ckpt_jw){0};
+        ckpt_command_begin_json(tool);
+    }
+    ckpt_jw_bool(w, "ok", status == CKPT_OK);
+    if (err->text[0] != '\0') {
+        ckpt_jw_open(w, "error", '{');
+        ckpt_jw_string(w, "kind", ckpt_status_text(status));
+        ckpt_jw_int(w, "exit", ckpt_exit_code(status));
+        ckpt_jw_string(w, "message", err->text);
+        ckpt_jw_close(w, '}');
+    }
+    ckpt_jw_close(w, '}');
+    ckpt_buf_putc(&w->buf, '\n');
+}
+
+static ckpt_status check_operands(const ckpt_tool *tool, ckpt_err *err)
+{
+    const ckpt_command *c = tool->command;
+    if (tool->operands.n < c->min_operands)
+        return ckpt_fail(err, CKPT_E_USAGE, "missing operand; usage: ckpt %s %s", c->name,
+                         c->synopsis);
+    if (tool->operands.n > c->max_operands)
+        return ckpt_fail(err, CKPT_E_USAGE, "unexpected operand '%s'; usage: ckpt %s %s",
+                         tool->operands.items[c->max_operands], c->name, c->synopsis);
+    for (size_t i = 0; i < tool->operands.n; i++)
+        if (tool->operands.items[i][0] == '\0')
+            return ckpt_fail(err, CKPT_E_USAGE, "empty operand");
+    return CKPT_OK;
+}
+
+static void release_lists(const ckpt_command *command, void *opts)
+{
+    for (const ckpt_opt *o = command->opts; o->name != NULL; o++)
+        if (o->kind == CKPT_OPT_LIST)
+            ckpt_strings_release((ckpt_strings *)(void *)((char *)opts + o->offset));
+}
+
+static size_t count_rows(const ckpt_opt *rows)
+{
+    size_t n = 0;
+    while (rows[n].name != NULL)
+        n++;
+    return n;
+}
+
+ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv, void (*ready)(ckpt_tool *tool),
+                             ckpt_err *err)
+{
+    const ckpt_command *command = tool->command;
+    ckpt_status status;
+    tool->given =
+        ckpt_arena_array(&tool->arena, count_rows(command->opts) + 1, sizeof *tool->given);
+    void *opts = calloc(1, command->opts_size);
+    if (opts == NULL || tool->given == NULL) {
+        free(opts);
+        return ckpt_tool_no_memory(err);
+    }
+    if (command->defaults != NULL)
+        command->defaults(opts);
+    ckpt_opt_table tables[] = {
+        {"options",       command->opts,    opts,     tool->given},
+        {"every command", ckpt_global_opts, &tool->g, NULL       }
+    };
+    CKPT_CHECK(ckpt_opts_parse(tables, 2, argc, argv, &tool->operands, err));
+    if (tool->g.help)
+        goto done;
+    if (tool->g.quiet && tool->g.verbose) {
+        status = ckpt_fail(err, CKPT_E_USAGE, "--quiet and --verbose exclude each other");
+        goto done;
+    }
+    CKPT_CHECK(check_operands(tool, err));
+    ready(tool);
+    if (tool->g.json)
+        ckpt_command_begin_json(tool);
+    status = command->run(tool, opts, err);
+done:
+    release_lists(command, opts);
+    free(opts);
+    return status;
+}
