@@ -7,11 +7,11 @@ LIBDIR   ?= $(PREFIX)/lib
 FULL_OBJ := $(CORE_OBJ) $(ENG_OBJ) $(filter-out $(BUILD)/tools/ckpt.o,$(TOOL_OBJ))
 COMMANDS  = $(shell $(BUILD)/ckpt --help | sed -n '/^commands:/,/^$$/s/^  \([a-z]*\) .*/\1/p')
 
+comma := ,
 HDF5_VERSION := $(shell pkg-config --modversion hdf5 2>/dev/null)
 FEATURES := HDF5 $(HDF5_VERSION), OpenBLAS, $(if $(OPENMP),OpenMP,no OpenMP), \
             $(if $(filter 1,$(ISAL)),ISA-L,no ISA-L), $(if $(filter 1,$(MPI)),MPI,no MPI), \
             $(if $(filter 1,$(CUDA)),CUDA,no CUDA)$(if $(SAN),$(comma) sanitizer $(SAN))
-comma := ,
 $(BUILD)/tools/ckpt.o: CPPFLAGS += -DCKPT_FEATURES='"$(strip $(FEATURES))"'
 
 .PHONY: shared install uninstall dist deb check-clients
