@@ -189,12 +189,23 @@ static int no_such_command(ckpt_tool *tool, const char *name, ckpt_err *err)
     return finish_plain(CKPT_E_USAGE, err);
 }
 
-/* What the Makefile found, and what this machine has. */
-static void print_version(void)
+/* What the Makefile found, which parts lie where they would be loaded from, what this machine has. */
+static void print_version(ckpt_tool *tool)
 {
+    static const struct {
+        const char *what, *file;
+    } parts[] = {
+        {"MPI",           "libckpt_mpi.so" },
+        {"CUDA and NCCL", "libckpt_cuda.so"}
+    };
     static const char *const simd[] = {"baseline", "AVX2 and FMA", "AVX-512"};
     printf("ckpt %s\n", CKPT_VERSION);
     printf("built with %s\n", CKPT_FEATURES);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const char *path = ckpt_tool_part(&tool->arena, parts[i].file);
+        bool there = path != NULL && access(path, F_OK) == 0;
+        printf("%s: %s%s\n", parts[i].what, there ? path : "no ", there ? "" : parts[i].file);
+    }
     printf("this processor: %s kernels, SHA-256 %s\n", simd[ckpt_eng_detect()],
            ckpt_sha256_stream_wide(CKPT_SHA256_LANES) ? "in sixteen lanes"
            : ckpt_sha256_stream_available()           ? "by SHA instructions"
@@ -229,7 +240,8 @@ int main(int argc, char **argv)
         return ckpt_exit_code(CKPT_E_USAGE);
     }
     if (strcmp(argv[1], "--version") == 0) {
-        print_version();
+        print_version(&tool);
+        ckpt_arena_free(&tool.arena);
         return finish_plain(CKPT_OK, &err);
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)

@@ -104,8 +104,7 @@ static void select_tensors(inspection *in, const char *pattern)
     for (size_t i = 0; i < in->src.n_tensors; i++)
         in->n_selected += in->stored[i];
     if (pattern != NULL && in->n_selected == 0)
-        in->unmatched = ckpt_arena_printf(&in->tool->arena, "'%s' matches no tensor%s", pattern,
-                                          ckpt_tool_near(in->tool, &in->model, pattern));
+        in->unmatched = ckpt_tool_no_match(in->tool, &in->model, "", pattern);
 }
 
 static ckpt_status add_to(group_list *list, const char *name, uint64_t elements, uint64_t bytes,

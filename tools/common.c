@@ -437,12 +437,12 @@ const char *ckpt_tool_mesh(ckpt_arena *arena, const ckpt_mesh *mesh)
     return copy != NULL ? copy : "?";
 }
 
-const char *ckpt_tool_near(ckpt_tool *tool, const ckpt_model *model, const char *pattern)
+static const char *near_name(const ckpt_model *model, const char *pattern)
 {
     const char *best = NULL;
     size_t nearest = strlen(pattern) / 4 + 2; /* farther is no likely misspelling */
     if (strpbrk(pattern, "*?[") != NULL || nearest > 12)
-        return "";
+        return NULL;
     for (size_t i = 0; i < model->n_tensors; i++) {
         const char *const names[] = {model->tensors[i].name,
                                      model->src->tensors[model->tensors[i].stored].name};
@@ -454,9 +454,16 @@ const char *ckpt_tool_near(ckpt_tool *tool, const ckpt_model *model, const char 
             }
         }
     }
-    const char *text =
-        best != NULL ? ckpt_arena_printf(&tool->arena, "; did you mean '%s'?", best) : NULL;
-    return text != NULL ? text : "";
+    return best;
+}
+
+const char *ckpt_tool_no_match(ckpt_tool *tool, const ckpt_model *model, const char *option,
+                               const char *pattern)
+{
+    const char *name = near_name(model, pattern);
+    return ckpt_arena_printf(&tool->arena, "%s'%s' matches no tensor%s%s%s", option, pattern,
+                             name != NULL ? "; did you mean '" : "", name != NULL ? name : "",
+                             name != NULL ? "'?" : "");
 }
 
 void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh)

@@ -311,16 +311,17 @@ ckpt_status ckpt_report_patterns(ckpt_tool *tool, ckpt_report *r, const ckpt_pla
                                  bool same_names, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    for (size_t i = 0; i < opts->n_include; i++)
-        if (!glob_used(plan->model, removed, opts->include[i]))
-            CKPT_CHECK(ckpt_report_warn(tool, r, err, "--include '%s' matches no tensor%s",
-                                        opts->include[i],
-                                        ckpt_tool_near(tool, plan->model, opts->include[i])));
-    for (size_t i = 0; i < opts->n_exclude; i++)
-        if (!glob_used(plan->model, removed, opts->exclude[i]))
-            CKPT_CHECK(ckpt_report_warn(tool, r, err, "--exclude '%s' matches no tensor%s",
-                                        opts->exclude[i],
-                                        ckpt_tool_near(tool, plan->model, opts->exclude[i])));
+    for (size_t i = 0; i < opts->n_include + opts->n_exclude; i++) {
+        bool in = i < opts->n_include;
+        const char *pattern = in ? opts->include[i] : opts->exclude[i - opts->n_include];
+        if (glob_used(plan->model, removed, pattern))
+            continue;
+        const char *text =
+            ckpt_tool_no_match(tool, plan->model, in ? "--include " : "--exclude ", pattern);
+        if (text == NULL)
+            return ckpt_tool_no_memory(err);
+        CKPT_CHECK(ckpt_report_warn(tool, r, err, "%s", text));
+    }
     for (size_t i = 0; i < opts->n_rename; i++)
         if (!rename_used(plan, opts->rename[i], same_names))
             CKPT_CHECK(

@@ -21,17 +21,24 @@ needed() {
     objdump -p "$root/usr/bin/ckpt" "$root"/usr/lib/*/libckpt.so.*.* |
         sed -n 's/^ *NEEDED *//p' | sort -u
 }
+newest_glibc() { # the newest version of a symbol that they ask of the C library
+    objdump -T "$root/usr/bin/ckpt" "$root"/usr/lib/*/libckpt.so.*.* |
+        grep -o 'GLIBC_[0-9.]*' | cut -d_ -f2 | sort -V | tail -n 1
+}
 depends=()
 while IFS= read -r so; do
     path=$(ldconfig -p | sed -n "s|^\t$so (.*x86-64.*) => ||p;s|^\t$so (.*AArch64.*) => ||p" | head -n 1)
     [ -n "$path" ] || path=$(ldconfig -p | sed -n "s|^\t$so (.*) => ||p" | head -n 1)
-    owner=$(dpkg -S "$(readlink -f "$path")" 2>/dev/null | head -n 1 | cut -d: -f1)
+    real=$(readlink -f "$path")
+    # Where /lib is a link into /usr, dpkg may know a file by either name.
+    owner=$({ dpkg -S "$real" || dpkg -S "${real#/usr}"; } 2>/dev/null | head -n 1 | cut -d: -f1 || true)
     # A virtual name stands for every build of the BLAS.
     case $so in libopenblas* | libblas* | liblapack*) owner='libopenblas0' ;; esac
     [ -n "$owner" ] || {
         echo "deb.sh: no package owns $so ($path)" >&2
         exit 1
     }
+    case $so in libc.so.* | libm.so.*) owner+=" (>= $(newest_glibc))" ;; esac
     depends+=("$owner")
 done < <(needed)
 list=$(printf '%s\n' "${depends[@]}" | sort -u | paste -sd, | sed 's/,/, /g')

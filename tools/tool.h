@@ -123,9 +123,10 @@ bool ckpt_tool_key_is_guess(const char *key);
 const char *ckpt_tool_module(ckpt_arena *arena, const char *name, bool canonical);
 /* The next number after *state, the same on every machine: splitmix64. */
 uint64_t ckpt_tool_draw(uint64_t *state);
-/* "; did you mean 'NAME'?" with the canonical or stored name that is nearest to a pattern which
- * matched nothing, or "" if none is near or the pattern has wildcards. */
-const char *ckpt_tool_near(ckpt_tool *tool, const ckpt_model *model, const char *pattern);
+/* "OPTION'PATTERN' matches no tensor", and which canonical or stored name is meant where one is near
+ * and the pattern has no wildcards. NULL: no memory. */
+const char *ckpt_tool_no_match(ckpt_tool *tool, const ckpt_model *model, const char *option,
+                               const char *pattern);
 /* "s" unless n is 1. */
 const char *ckpt_tool_plural(uint64_t n);
 /* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */

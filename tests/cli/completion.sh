@@ -20,4 +20,4 @@ done
 rc 2 completion csh; one_line; err "'csh' is not one of"
 rc 2 completion man:convrt; one_line; err "did you mean 'convert'"
 rc 0 completion bash --json; out '"text":"# bash'
-rc 0 --version; out '^ckpt [0-9.]+$'; out '^built with HDF5 [0-9.]+, '; out '^this processor: '
+rc 0 --version; out '^ckpt [0-9.]+$'; out '^built with HDF5 [0-9.]+, '; out '^MPI: '; out '^CUDA and NCCL: '; out '^this processor: '

@@ -4,14 +4,15 @@
 ABI      := $(shell sed -n 's/^\#define CKPT_ABI \([0-9]*\)/\1/p' lib/ckpt.h)
 SONAME   := libckpt.so.$(ABI)
 LIBDIR   ?= $(PREFIX)/lib
-FULL_OBJ := $(CORE_OBJ) $(ENG_OBJ) $(filter-out $(BUILD)/tools/ckpt.o,$(TOOL_OBJ))
+# What is the program's alone: main, and what runs before main.
+FULL_OBJ := $(CORE_OBJ) $(ENG_OBJ) \
+            $(filter-out $(BUILD)/tools/ckpt.o $(BUILD)/tools/wait.o,$(TOOL_OBJ))
 COMMANDS  = $(shell $(BUILD)/ckpt --help | sed -n '/^commands:/,/^$$/s/^  \([a-z]*\) .*/\1/p')
 
 comma := ,
 HDF5_VERSION := $(shell pkg-config --modversion hdf5 2>/dev/null)
 FEATURES := HDF5 $(HDF5_VERSION), OpenBLAS, $(if $(OPENMP),OpenMP,no OpenMP), \
-            $(if $(filter 1,$(ISAL)),ISA-L,no ISA-L), $(if $(filter 1,$(MPI)),MPI,no MPI), \
-            $(if $(filter 1,$(CUDA)),CUDA,no CUDA)$(if $(SAN),$(comma) sanitizer $(SAN))
+            $(if $(filter 1,$(ISAL)),ISA-L,no ISA-L)$(if $(SAN),$(comma) sanitizer $(SAN))
 $(BUILD)/tools/ckpt.o: CPPFLAGS += -DCKPT_FEATURES='"$(strip $(FEATURES))"'
 
 .PHONY: shared install uninstall dist deb check-clients
@@ -34,8 +35,8 @@ install: all $(BUILD)/$(SONAME) $(BUILD)/static/libckpt.a
 	    $(D)/share/bash-completion/completions $(D)/share/zsh/site-functions \
 	    $(D)/share/fish/vendor_completions.d
 	$(Q)install -m 755 $(BUILD)/ckpt $(D)/bin/ckpt
-	$(Q)if [ -e $(BUILD)/libckpt_mpi.so ]; then install -d $(D)/lib/ckpt && \
-	    install -m 755 $(BUILD)/libckpt_mpi.so $(D)/lib/ckpt/libckpt_mpi.so; fi
+	$(Q)set -e; for part in libckpt_mpi.so libckpt_cuda.so; do if [ -e $(BUILD)/$$part ]; then \
+	    install -d $(D)/lib/ckpt; install -m 755 $(BUILD)/$$part $(D)/lib/ckpt/$$part; fi; done
 	$(Q)install -m 644 lib/ckpt.h $(D)/include/ckpt.h
 	$(Q)install -m 755 $(BUILD)/$(SONAME) $(L)/libckpt.so.$(ABI).$(VERSION)
 	$(Q)ln -sf libckpt.so.$(ABI).$(VERSION) $(L)/$(SONAME)
@@ -52,7 +53,7 @@ install: all $(BUILD)/$(SONAME) $(BUILD)/static/libckpt.a
 
 # make uninstall       remove what install put there
 uninstall:
-	$(Q)rm -f $(D)/bin/ckpt $(D)/lib/ckpt/libckpt_mpi.so $(D)/include/ckpt.h $(L)/libckpt.so* \
+	$(Q)rm -f $(D)/bin/ckpt $(D)/lib/ckpt/libckpt_*.so $(D)/include/ckpt.h $(L)/libckpt.so* \
 	    $(L)/libckpt.a $(L)/pkgconfig/ckpt.pc $(D)/share/man/man1/ckpt.1 $(D)/share/man/man1/ckpt-*.1 \
 	    $(D)/share/bash-completion/completions/ckpt $(D)/share/zsh/site-functions/_ckpt \
 	    $(D)/share/fish/vendor_completions.d/ckpt.fish
