@@ -17,12 +17,13 @@
 typedef struct ckpt_eng_device {
     const ckpt_cuda_plugin *api;
     ckpt_cuda_card card;
-    char name[128];     /* of the card */
+    int number; /* of the card */
+    char name[128];
     const int64_t *cu;  /* offsets that the newest bring_seq brought (this process's) ... */
     int64_t *on_device; /* ... and where they are */
 } ckpt_eng_device;
 
-/* Load the plug-in `path` and open card `number`. */
+/* Load the plug-in `path` and open card `number`, of as many as there are: ranks beyond them share. */
 ckpt_status ckpt_eng_device_load(ckpt_eng_device *d, const char *path, int number,
                                  ckpt_err *err) CKPT_MUST_USE;
 /* The same with a table that is there already (tests: the emulator's). */

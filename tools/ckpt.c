@@ -159,10 +159,10 @@ static int finish(ckpt_tool *tool, ckpt_status status, ckpt_err *err)
         finish_json(tool, status, err);
     status = flush_stdout(status, err);
     bool failed = status != CKPT_OK && err->text[0] != '\0';
-    ckpt_tool_leave_device(tool);
     if (failed && ckpt_ranks_before_error(tool, status))
         fprintf(stderr, "ckpt: %s: %s\n", tool->command->name, err->text);
     ckpt_ranks_leave(tool, failed, ckpt_exit_code(status));
+    ckpt_tool_leave_device(tool); /* whose stream ranks used */
     ckpt_strings_release(&tool->operands);
     ckpt_buf_release(&tool->json.buf);
     ckpt_arena_free(&tool->arena);

@@ -510,12 +510,7 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     /* Before a GPU is touched: processes are forked here. */
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     CKPT_CHECK(ckpt_tool_device(run->tool, run->o->device, err));
-    if (run->tool->device != NULL && run->ranks != NULL && run->ranks->world.size > 1) {
-        status = ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                           "--device cuda on %d ranks: not built yet, one trains alone",
-                           run->ranks->world.size);
-        goto done;
-    }
+    CKPT_CHECK(ckpt_ranks_join(run->tool, &run->o->mesh, err));
     run->schedule_given = gives_schedule(run->o);
     CKPT_CHECK(open_base(run, err));
     CKPT_CHECK(ckpt_train_check_save(run, err));

@@ -1,6 +1,8 @@
 /* Joining and leaving a run of several ranks (ranks.h). */
 #include "ranks.h"
 
+#include "device.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,9 +27,10 @@ static int64_t started_ranks(void)
     return 1;
 }
 
-static ckpt_status join(ckpt_ranks *r, const ckpt_rank_opts *o, ckpt_err *err)
+/* The sizes that are not given follow from the ranks there are. */
+static ckpt_status check_sizes(const ckpt_ranks *r, const ckpt_rank_opts *o, ckpt_err *err)
 {
-    int64_t tp = o->tp > 0 ? o->tp : 1, cp = o->cp > 0 ? o->cp : 1, ep = o->ep > 0 ? o->ep : 1;
+    int64_t tp = o->tp > 0 ? o->tp : 1, cp = o->cp > 0 ? o->cp : 1;
     int64_t dp = o->dp > 0 ? o->dp : r->world.size / (tp * cp);
     int64_t want = tp * cp * (dp > 0 ? dp : 1);
     if (want > r->world.size || (o->dp > 0 && want != r->world.size))
@@ -37,8 +40,40 @@ static ckpt_status join(ckpt_ranks *r, const ckpt_rank_opts *o, ckpt_err *err)
             "mpirun -np %lld or --launch %lld",
             (long long)tp, (long long)cp, (long long)(dp > 0 ? dp : 1), (long long)want,
             r->world.size == 1 ? "is" : "are", r->world.size, (long long)want, (long long)want);
-    return ckpt_eng_par_open(&r->par, &r->world, (int)tp, (int)cp, (int)dp, (int)ep,
-                             (ckpt_eng_cp_mode)(o->cp_mode > 0 ? o->cp_mode : 0), err);
+    return CKPT_OK;
+}
+
+/* The run's communicator moves the memory of this rank's card too. */
+static ckpt_status wrap(ckpt_tool *tool, ckpt_err *err)
+{
+    ckpt_ranks *r = tool->ranks;
+    const ckpt_eng_device *d = tool->device;
+    const ckpt_cuda_comm_opts opts = {.device = d->number, .stream = d->card.stream};
+    ckpt_comm wrapped;
+    ckpt_status status = d->api->comm_open(&r->world, &opts, &wrapped, err);
+    if (status != CKPT_OK)
+        return status;
+    r->world = wrapped;
+    if (tool->g.verbose)
+        ckpt_tool_note(tool, "%d ranks: memory of their cards moves by %s", wrapped.size,
+                       d->api->comm_way(&wrapped));
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_ranks_join(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *err)
+{
+    ckpt_ranks *r = tool->ranks;
+    ckpt_status status = CKPT_OK;
+    if (r == NULL)
+        return CKPT_OK;
+    int tp = o->tp > 0 ? (int)o->tp : 1, cp = o->cp > 0 ? (int)o->cp : 1;
+    if (tool->device != NULL && r->world.size > 1)
+        status = wrap(tool, err);
+    if (status != CKPT_OK)
+        return status;
+    return ckpt_eng_par_open(
+        &r->par, &r->world, tp, cp, o->dp > 0 ? (int)o->dp : r->world.size / (tp * cp),
+        o->ep > 0 ? (int)o->ep : 1, (ckpt_eng_cp_mode)(o->cp_mode > 0 ? o->cp_mode : 0), err);
 }
 
 /* Rank among those of one host, as the process managers say; else by the order of all. */
@@ -93,14 +128,14 @@ ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks
         if (freopen("/dev/null", "w", stdout) == NULL)
             return ckpt_fail(err, CKPT_E_IO, "rank %d: /dev/null", r->world.rank);
     }
-    status = join(r, o, err);
     *out = r;
-    return status;
+    return check_sizes(r, o, err);
 }
 
 const char *ckpt_ranks_dead(const ckpt_ranks *r)
 {
-    return r != NULL && r->launched.host != NULL ? ckpt_comm_host_why(r->launched.host) : NULL;
+    const ckpt_comm_ops *ops = r != NULL ? r->world.ops : NULL;
+    return ops != NULL && ops->why != NULL ? ops->why(r->world.self) : NULL;
 }
 
 bool ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status)

@@ -26,6 +26,10 @@ struct ckpt_ranks {
  * Errors: CKPT_E_UNSUPPORTED the communication part is missing, CKPT_E_USAGE sizes that do not fit. */
 ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
                             ckpt_err *err) CKPT_MUST_USE;
+/* Then, with tool->device open or none: the groups of the run, whose communicators move the device's memory
+ * too (NCCL; ranks that share a card: through the host). Nothing to do in one process. Errors: of
+ * ckpt_eng_par_open and ckpt_cuda_comm_open. */
+ckpt_status ckpt_ranks_join(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *err) CKPT_MUST_USE;
 static inline bool ckpt_ranks_lead(const ckpt_ranks *r)
 {
     return r == NULL || r->world.rank == 0;

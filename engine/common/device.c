@@ -11,7 +11,7 @@
 ckpt_status ckpt_eng_device_open(ckpt_eng_device *d, const ckpt_cuda_plugin *api, int number,
                                  ckpt_err *err)
 {
-    *d = (ckpt_eng_device){.api = api};
+    *d = (ckpt_eng_device){.api = api, .number = number};
     return api->open(&d->card, number, d->name, sizeof d->name, err);
 }
 
@@ -29,7 +29,10 @@ ckpt_status ckpt_eng_device_load(ckpt_eng_device *d, const char *path, int numbe
         dlclose(library);
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is not a CUDA part of this version", path);
     }
-    ckpt_status status = ckpt_eng_device_open(d, api, number, err);
+    int cards = 0;
+    ckpt_status status = api->cards(&cards, err);
+    if (status == CKPT_OK)
+        status = ckpt_eng_device_open(d, api, cards > 0 ? number % cards : number, err);
     if (status != CKPT_OK)
         ckpt_eng_device_close(d);
     return status;

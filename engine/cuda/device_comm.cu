@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <new>
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -90,7 +91,7 @@ struct world {
     /* the watch */
     pthread_t watcher;
     bool watched;
-    std::atomic<bool> leave, failed;
+    std::atomic<bool> leave, claimed, failed; /* claimed: somebody writes `why` */
     std::atomic<double> entered;          /* when the call into NCCL that runs now began, 0: none */
     std::atomic<double> since;            /* when `event` was recorded, 0: it is free */
     std::atomic<uint64_t> issued, marked; /* exchanges; those that `event` follows */
@@ -121,26 +122,39 @@ bool say(char *msg, size_t cap, const char *what, const char *words)
 
 /* ---- watching ------------------------------------------------------------------------------- */
 
-/* Why the run cannot go on, into w->why; false while it can. */
-bool has_ended(world *w)
+/* The first reason stays. */
+void fail_with(world *w, const char *words)
+{
+    if (w->claimed.exchange(true)) {
+        while (!w->failed) /* it is being written */
+            sched_yield();
+        return;
+    }
+    snprintf(w->why, sizeof w->why, "%s", words);
+    w->failed = true;
+}
+
+/* Why the run cannot go on, into said [cap]; false while it can. */
+bool has_ended(world *w, char *said, size_t cap)
 {
     const char *words = w->host.ops->why ? w->host.ops->why(w->host.self) : nullptr;
     const double entered = w->entered, since = w->since, t = now();
     int error = NCCL_OK;
+    if (w->failed)
+        return true;
     if (words) {
-        snprintf(w->why, sizeof w->why, "%s", words);
+        snprintf(said, cap, "%s", words);
         return true;
     }
     if (w->api.async_error(w->comm, &error) != NCCL_OK ||
         (error != NCCL_OK && error != NCCL_IN_PROGRESS)) {
         const char *last = w->api.last_error ? w->api.last_error(w->comm) : nullptr;
-        snprintf(w->why, sizeof w->why, "NCCL: %s%s%.150s", w->api.text(error),
-                 last && *last ? ": " : "", last && *last ? last : "");
+        snprintf(said, cap, "NCCL: %s%s%.150s", w->api.text(error), last && *last ? ": " : "",
+                 last && *last ? last : "");
         return true;
     }
     if ((entered > 0 && t - entered > w->limit) || (since > 0 && t - since > w->limit)) {
-        snprintf(w->why, sizeof w->why, "no answer from another rank's GPU for %g seconds",
-                 w->limit);
+        snprintf(said, cap, "no answer from another rank's GPU for %g seconds", w->limit);
         return true;
     }
     return false;
@@ -160,6 +174,7 @@ void *watch(void *arg)
 {
     world *w = (world *)arg;
     const timespec nap = {0, 20000000};
+    char said[300] = "";
     (void)use_device(w->device);
     for (int i = 0; !w->leave; i++) {
         nanosleep(&nap, nullptr);
@@ -168,9 +183,9 @@ void *watch(void *arg)
             if (w->marked != w->issued) /* more began meanwhile, which no event follows yet */
                 mark(w);
         }
-        if (i % 5 != 0 || !has_ended(w))
+        if (i % 5 != 0 || !has_ended(w, said, sizeof said))
             continue;
-        w->failed = true;
+        fail_with(w, said);
         /* One that is only passing through NCCL is given the time to. */
         for (int k = 0; k < 50 && w->entered > 0; k++)
             nanosleep(&nap, nullptr);
@@ -198,7 +213,13 @@ bool leave(world *w, int result, const char *what, char *msg, size_t cap)
         snprintf(msg, cap, "%s", w->why);
         return false;
     }
-    return result == NCCL_OK || say(msg, cap, what, w->api.text(result));
+    if (result == NCCL_OK)
+        return true;
+    char words[200];
+    say(words, sizeof words, what, w->api.text(result));
+    fail_with(w, words); /* nothing goes through it any more; the watch aborts it */
+    snprintf(msg, cap, "%s", w->why);
+    return false;
 }
 
 /* ---- an exchange ---------------------------------------------------------------------------- */
@@ -463,9 +484,7 @@ void stop(void *self, int code)
     world *w = e->w;
     end_watch(w);
     if (w->comm && !w->aborted) { /* destroying would wait for ranks that fail */
-        if (!w->failed)
-            snprintf(w->why, sizeof w->why, "this rank stopped");
-        w->failed = true;
+        fail_with(w, "this rank stopped");
         (void)w->api.give_up(w->comm);
         w->aborted = true;
     }

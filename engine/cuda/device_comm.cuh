@@ -1,8 +1,9 @@
-/* What device_comm.cu asks of a device's memory; on the emulator all memory is the host's, and a test says what
- * counts as the device's. Functions return NULL, or CUDA's words. */
+/* What device_comm.cu asks of a device's memory; on the emulator all memory is the host's, and what was
+ * allocated as the device's counts as that, or when a test says so all there is. Functions return NULL, or CUDA's words. */
 #ifndef CKPT_CUDA_DEVICE_COMM_CUH
 #define CKPT_CUDA_DEVICE_COMM_CUH
 
+#include "memory.h"
 #include "runtime.cuh"
 
 #include <stdio.h>
@@ -14,7 +15,7 @@ namespace kda
 
 #ifdef CKPT_CUDA_EMULATE
 
-inline bool emulated_device_memory; /* all there is */
+inline bool emulated_device_memory;
 struct device_event {
 };
 inline const char *use_device(int)
@@ -26,14 +27,19 @@ inline const char *name_device(int device, char *name, size_t cap)
     snprintf(name, cap, "emulated %d", device);
     return nullptr;
 }
-inline const char *take_memory(void **p, size_t n, bool)
+inline const char *take_memory(void **p, size_t n, bool pinned)
 {
+    if (!pinned)
+        return ckpt_cuda_alloc(n, p, nullptr) == CKPT_OK ? nullptr : "out of memory";
     *p = malloc(n);
     return *p ? nullptr : "out of memory";
 }
-inline void give_memory(void *p, bool)
+inline void give_memory(void *p, bool pinned)
 {
-    free(p);
+    if (pinned)
+        free(p);
+    else
+        ckpt_cuda_free(p);
 }
 inline const char *copy_bytes(void *to, const void *from, size_t n, device_stream)
 {
@@ -44,9 +50,9 @@ inline const char *wait_for(device_stream)
 {
     return nullptr;
 }
-inline bool of_device(const void *)
+inline bool of_device(const void *p)
 {
-    return emulated_device_memory;
+    return emulated_device_memory || emulated_holds(p);
 }
 inline const char *open_event(device_event *)
 {

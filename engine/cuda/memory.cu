@@ -1,9 +1,10 @@
-/* Memory, streams and copies (memory.h). In the emulator the machine's own memory is the device's, and
- * nothing is ever still on its way. */
+/* Memory, streams and copies (memory.h). In the emulator what is allocated here counts as the device's, and
+ * nothing is ever still on its way; CKPT_EMULATED_CARDS says how many cards it is (8). */
 #include "memory.h"
 
 #include "runtime.cuh"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +21,19 @@ struct ckpt_cuda_pipe {
 
 #ifdef CKPT_CUDA_EMULATE
 
+ckpt_status ckpt_cuda_cards(int *n, ckpt_err *)
+{
+    const char *v = getenv("CKPT_EMULATED_CARDS");
+    *n = v != NULL ? atoi(v) : 8;
+    return CKPT_OK;
+}
+
 static ckpt_status open_card(ckpt_cuda_card *, int number, char *name, size_t cap, ckpt_err *err)
 {
-    if (number < 0 || number >= 8) /* one a process, for ranks */
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no card %d: the emulator is 8", number);
+    int cards = 0;
+    ckpt_status status = ckpt_cuda_cards(&cards, err);
+    if (status != CKPT_OK || number < 0 || number >= cards)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no card %d: the emulator is %d", number, cards);
     if (name != NULL)
         snprintf(name, cap, "emulated on the CPU");
     return CKPT_OK;
@@ -32,16 +42,70 @@ static void close_card(ckpt_cuda_card *)
 {
 }
 
+namespace
+{
+struct block {
+    const char *at;
+    size_t bytes;
+};
+block *blocks; /* what counts as the device's */
+size_t n_blocks, cap_blocks;
+pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
+
+bool note_block(void *p, size_t bytes)
+{
+    pthread_mutex_lock(&blocks_lock);
+    if (n_blocks == cap_blocks) {
+        block *more = (block *)realloc(blocks, (2 * cap_blocks + 16) * sizeof *more);
+        blocks = more != NULL ? more : blocks;
+        cap_blocks = more != NULL ? 2 * cap_blocks + 16 : cap_blocks;
+    }
+    const bool room = n_blocks < cap_blocks;
+    if (room)
+        blocks[n_blocks++] = block{(const char *)p, bytes};
+    pthread_mutex_unlock(&blocks_lock);
+    return room;
+}
+void forget_block(const void *p)
+{
+    pthread_mutex_lock(&blocks_lock);
+    for (size_t i = 0; i < n_blocks; i++)
+        if (blocks[i].at == p)
+            blocks[i--] = blocks[--n_blocks];
+    if (n_blocks == 0) {
+        free(blocks);
+        blocks = NULL;
+        cap_blocks = 0;
+    }
+    pthread_mutex_unlock(&blocks_lock);
+}
+} // namespace
+
+bool kda::emulated_holds(const void *p)
+{
+    bool found = false;
+    pthread_mutex_lock(&blocks_lock);
+    for (size_t i = 0; i < n_blocks && !found; i++)
+        found = (const char *)p >= blocks[i].at && (const char *)p < blocks[i].at + blocks[i].bytes;
+    pthread_mutex_unlock(&blocks_lock);
+    return found;
+}
+
 ckpt_status ckpt_cuda_alloc(size_t bytes, void **out, ckpt_err *err)
 {
     *out = bytes < SIZE_MAX - 512 ? aligned_alloc(256, (bytes + 256) / 256 * 256) : NULL;
-    if (*out == NULL)
+    if (*out == NULL || !note_block(*out, bytes + 1)) {
+        free(*out);
+        *out = NULL;
         return ckpt_fail(err, CKPT_E_NOMEM, "CUDA: %zu bytes of the device's memory", bytes);
+    }
     memset(*out, 0xff, bytes); /* NaN: a card's memory holds anything */
     return CKPT_OK;
 }
 void ckpt_cuda_free(void *p)
 {
+    if (p != NULL)
+        forget_block(p);
     free(p);
 }
 
@@ -77,7 +141,9 @@ ckpt_status ckpt_cuda_wait(const ckpt_cuda_card *, ckpt_err *)
 
 static ckpt_status open_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
 {
-    return ckpt_cuda_alloc(p->bytes, &p->buffer[i], err);
+    p->buffer[i] = malloc(p->bytes + 1); /* this process's, as pinned memory is */
+    return p->buffer[i] != NULL ? CKPT_OK
+                                : ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a pipe");
 }
 static void close_buffer(ckpt_cuda_pipe *p, int i)
 {
@@ -103,21 +169,32 @@ static ckpt_status done(cudaError_t e, const char *what, ckpt_err *err)
                      what, cudaGetErrorString(e));
 }
 
+ckpt_status ckpt_cuda_cards(int *n, ckpt_err *err)
+{
+    *n = 0;
+    const cudaError_t e = cudaGetDeviceCount(n);
+    if (e == cudaSuccess || e == cudaErrorNoDevice) {
+        (void)cudaGetLastError();
+        return CKPT_OK;
+    }
+    (void)cudaGetLastError();
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no CUDA card: %s", cudaGetErrorString(e));
+}
+
 static ckpt_status open_card(ckpt_cuda_card *card, int number, char *name, size_t cap,
                              ckpt_err *err)
 {
     int cards = 0;
-    cudaError_t e = cudaGetDeviceCount(&cards);
-    if (e != cudaSuccess || cards < 1) {
-        (void)cudaGetLastError();
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no CUDA card: %s",
-                         e != cudaSuccess ? cudaGetErrorString(e) : "none is there");
-    }
+    const ckpt_status status = ckpt_cuda_cards(&cards, err);
+    if (status != CKPT_OK || cards < 1)
+        return status != CKPT_OK
+                   ? status
+                   : ckpt_fail(err, CKPT_E_UNSUPPORTED, "no CUDA card: none is there");
     if (number < 0 || number >= cards)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "no CUDA card %d: there %s %d", number,
                          cards == 1 ? "is" : "are", cards);
     cudaDeviceProp what;
-    e = cudaSetDevice(number);
+    cudaError_t e = cudaSetDevice(number);
     if (e == cudaSuccess)
         e = cudaGetDeviceProperties(&what, number);
     if (e == cudaSuccess && what.major < 8)

@@ -15,6 +15,9 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
+/* How many cards there are; 0 is no error. Errors: CKPT_E_UNSUPPORTED no driver, or one that is too old. */
+ckpt_status ckpt_cuda_cards(int *n, ckpt_err *err) CKPT_MUST_USE;
+
 /* The card's streams and the products' library. name [cap] or NULL: what it is called. */
 typedef struct ckpt_cuda_card {
     void *stream, *copies; /* cudaStream_t */

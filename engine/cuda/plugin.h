@@ -21,7 +21,7 @@ extern "C" {
 
 /* clang-format off */
 #define CKPT_CUDA_FUNCTIONS(X)                                                                     \
-    X(open) X(close) X(alloc) X(free) X(put) X(get) X(copy) X(zero) X(wait)                        \
+    X(cards) X(open) X(close) X(alloc) X(free) X(put) X(get) X(copy) X(zero) X(wait)                        \
     X(pipe_open) X(pipe_close) X(pipe_next) X(pipe_send) X(pipe_wait)                              \
     X(work) X(rmsnorm) X(rmsnorm_bwd) X(gated_rmsnorm) X(gated_rmsnorm_bwd) X(l2norm) X(l2norm_bwd)\
     X(conv) X(conv_bwd) X(gate) X(gate_bwd) X(sigmoid) X(sigmoid_bwd)                              \

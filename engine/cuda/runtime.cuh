@@ -15,6 +15,8 @@ namespace kda
 
 #ifdef CKPT_CUDA_EMULATE
 typedef int device_stream;
+/* Is p in what ckpt_cuda_alloc gave (memory.cu)? */
+bool emulated_holds(const void *p);
 inline ckpt_status checked(const char *, ckpt_err *)
 {
     return CKPT_OK;

@@ -34,12 +34,37 @@ done:
     return status;
 }
 
+ckpt_status ckpt_optim_sumsq_device(ckpt_eng *e, const ckpt_optim *o, const size_t *list,
+                                    size_t slots, const float *g, double *sums, ckpt_err *err)
+{
+    const ckpt_cuda c = plain(e);
+    const size_t mark = ckpt_eng_mark(e);
+    int64_t chunks = 0;
+    ckpt_status status;
+    for (size_t i = 0; i < slots; i++)
+        chunks += ckpt_optim_chunks(0, 0, o->slots[list[i]].n);
+    double *there = ckpt_eng_take(e, chunks, sizeof *there), *out = there;
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (e->dry)
+        goto done;
+    for (size_t i = 0; i < slots; i++) {
+        const ckpt_optim_slot *s = &o->slots[list[i]];
+        CKPT_CHECK(api_of(e)->sumsq(&c, s->n, g + s->at, out, err));
+        out += ckpt_optim_chunks(0, 0, s->n);
+    }
+    CKPT_CHECK(ckpt_eng_get(e, sums, there, (size_t)chunks * sizeof *sums, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
 /* ---- AdamW ----------------------------------------------------------------------------------- */
 
 /* Neighbours with the same decay go together, with the zeros between them (network.h: at), which stay
  * zeros; elements are independent. */
-static ckpt_status step_adamw(const ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
-                              float *w, float *m, float *v, const float *g, ckpt_err *err)
+ckpt_status ckpt_optim_adamw_device(const ckpt_eng *e, const ckpt_optim *o,
+                                    const ckpt_optim_step *s, int64_t lo, int64_t hi, float *w,
+                                    float *m, float *v, const float *g, ckpt_err *err)
 {
     const ckpt_cuda c = plain(e);
     const ckpt_adamw_scalars with = ckpt_optim_scalars(&o->config, s, s->wd);
@@ -47,16 +72,16 @@ static ckpt_status step_adamw(const ckpt_eng *e, const ckpt_optim *o, const ckpt
     ckpt_status status = CKPT_OK;
     for (size_t i = 0; i < o->n_slots && status == CKPT_OK;) {
         const ckpt_optim_slot *first = &o->slots[i];
-        const int64_t at = first->at;
+        const int64_t at = ckpt_max_i64(first->at, lo);
         int64_t end = at;
-        if (first->frozen || first->muon) {
+        if (first->frozen || first->muon || first->at >= hi || first->at + first->n <= lo) {
             i++;
             continue;
         }
         for (; i < o->n_slots && !o->slots[i].frozen && !o->slots[i].muon &&
-               o->slots[i].decay == first->decay;
+               o->slots[i].decay == first->decay && o->slots[i].at < hi;
              i++)
-            end = o->slots[i].at + o->slots[i].n;
+            end = ckpt_min_i64(o->slots[i].at + o->slots[i].n, hi);
         status = api_of(e)->adamw(&c, end - at, first->decay ? &with : &without, w + at, m + at,
                                   v + at, g + at, NULL, err);
     }
@@ -113,20 +138,25 @@ done:
     return status;
 }
 
-static ckpt_status step_matrix(ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
-                               const ckpt_optim_slot *slot, float *w, float *m, const float *g,
-                               ckpt_err *err)
+ckpt_status ckpt_muon_direction_device(const ckpt_eng *e, const ckpt_optim_config *k,
+                                       const ckpt_optim_step *s, int64_t n, const float *g,
+                                       float *m, float *d, ckpt_err *err)
+{
+    const ckpt_cuda c = plain(e);
+    return api_of(e)->muon_direction(&c, n, (float)s->grad_scale, (float)(1 - k->momentum),
+                                     k->nesterov, g, m, d, err);
+}
+
+ckpt_status ckpt_muon_orthogonalise_device(ckpt_eng *e, const ckpt_optim_config *k, int64_t rows,
+                                           int64_t cols, float *x, ckpt_err *err)
 {
     const ckpt_cuda_plugin *api = api_of(e);
     const ckpt_cuda c = plain(e);
-    const ckpt_optim_config *k = &o->config;
-    const int64_t n = slot->n, chunks = ckpt_optim_chunks(0, 0, n);
-    const bool turn = slot->rows > slot->cols;
+    const int64_t n = rows * cols, chunks = ckpt_optim_chunks(0, 0, n);
+    const bool turn = rows > cols;
     const size_t mark = ckpt_eng_mark(e);
-    matrix t = {.r = ckpt_min_i64(slot->rows, slot->cols),
-                .c = ckpt_max_i64(slot->rows, slot->cols)};
+    matrix t = {.r = ckpt_min_i64(rows, cols), .c = ckpt_max_i64(rows, cols)};
     ckpt_status status;
-    float *d = ckpt_eng_take(e, n, sizeof *d);
     double *sums = ckpt_eng_take(e, chunks + 1, sizeof *sums);
     t.x = ckpt_eng_take(e, n, sizeof *t.x);
     t.y = ckpt_eng_take(e, n, sizeof *t.y);
@@ -135,17 +165,47 @@ static ckpt_status step_matrix(ckpt_eng *e, const ckpt_optim *o, const ckpt_opti
     CKPT_CHECK(ckpt_eng_check(e, err));
     if (e->dry || n == 0)
         goto done;
-    CKPT_CHECK(api->muon_direction(&c, n, (float)s->grad_scale, (float)(1 - k->momentum),
-                                   k->nesterov, g + slot->at, m + slot->at, d, err));
-    CKPT_CHECK(api->sumsq(&c, n, d, sums, err));
+    CKPT_CHECK(api->sumsq(&c, n, x, sums, err));
     CKPT_CHECK(api->norm(&c, chunks, sums, sums + chunks, err));
-    CKPT_CHECK(
-        api->muon_load(&c, slot->rows, slot->cols, turn, k->muon_bf16, d, sums + chunks, t.x, err));
+    CKPT_CHECK(api->muon_load(&c, rows, cols, turn, k->muon_bf16, x, sums + chunks, t.x, err));
     CKPT_CHECK(iterate(e, k, &t, err));
-    CKPT_CHECK(api->muon_load(&c, t.r, t.c, turn, false, t.x, NULL, d, err));
-    CKPT_CHECK(api->muon_apply(&c, n, (float)(1 - s->lr * (slot->decay ? s->wd : 0)), (float)-s->lr,
-                               (float)ckpt_muon_factor(k, slot->rows, slot->cols), d, w + slot->at,
-                               err));
+    CKPT_CHECK(api->muon_load(&c, t.r, t.c, turn, false, t.x, NULL, x, err));
+done:
+    ckpt_eng_drop(e, mark);
+    return status;
+}
+
+ckpt_status ckpt_muon_apply_device(const ckpt_eng *e, int64_t n, double lr, double wd,
+                                   double factor, const float *x, float *w, ckpt_err *err)
+{
+    const ckpt_cuda c = plain(e);
+    return api_of(e)->muon_apply(&c, n, (float)(1 - lr * wd), (float)-lr, (float)factor, x, w, err);
+}
+
+ckpt_status ckpt_optim_copy_device(const ckpt_eng *e, int64_t rows, int64_t cols, const float *from,
+                                   int64_t ld_from, float *to, int64_t ld_to, ckpt_err *err)
+{
+    const ckpt_cuda c = plain(e);
+    return api_of(e)->copy_columns(&c, rows, cols, from, ld_from, to, ld_to, err);
+}
+
+static ckpt_status step_matrix(ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
+                               const ckpt_optim_slot *slot, float *w, float *m, const float *g,
+                               ckpt_err *err)
+{
+    const ckpt_optim_config *k = &o->config;
+    const int64_t n = slot->n;
+    const size_t mark = ckpt_eng_mark(e);
+    ckpt_status status;
+    float *d = ckpt_eng_take(e, n, sizeof *d);
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (!e->dry && n > 0)
+        CKPT_CHECK(ckpt_muon_direction_device(e, k, s, n, g + slot->at, m + slot->at, d, err));
+    CKPT_CHECK(ckpt_muon_orthogonalise_device(e, k, slot->rows, slot->cols, d, err));
+    if (!e->dry && n > 0)
+        CKPT_CHECK(ckpt_muon_apply_device(e, n, s->lr, slot->decay ? s->wd : 0,
+                                          ckpt_muon_factor(k, slot->rows, slot->cols), d,
+                                          w + slot->at, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;
@@ -154,7 +214,8 @@ done:
 ckpt_status ckpt_optim_step_device(ckpt_eng *e, const ckpt_optim *o, const ckpt_optim_step *s,
                                    float *w, float *m, float *v, const float *g, ckpt_err *err)
 {
-    ckpt_status status = e->dry ? CKPT_OK : step_adamw(e, o, s, w, m, v, g, err);
+    ckpt_status status =
+        e->dry ? CKPT_OK : ckpt_optim_adamw_device(e, o, s, 0, INT64_MAX, w, m, v, g, err);
     for (size_t i = 0; i < o->n_slots && status == CKPT_OK; i++)
         if (o->slots[i].muon)
             status = step_matrix(e, o, s, &o->slots[i], w, m, g, err);

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "checked.h"
+#include "device.h"
+#include "optim_device.h"
 
 static ckpt_comm *holders(const ckpt_trainer *t, size_t i)
 {
@@ -58,6 +60,15 @@ static bool owns_matrix(const ckpt_trainer *t, size_t i)
     return c->rank == muon_owner(t, i);
 }
 
+/* First element of part r of a run; on a device parts begin where vectors do. */
+static int64_t part_at(const ckpt_trainer *t, const ckpt_train_span *run, int r)
+{
+    int64_t at = ckpt_part_at(run->hi - run->lo, run->comm->size, r);
+    if (t->e.device != NULL && r < run->comm->size)
+        at = at / CKPT_ENG_ALIGN * CKPT_ENG_ALIGN;
+    return run->lo + at;
+}
+
 /* [*lo, *hi) of slot i's elements that rank r of its holders keeps the moments of. */
 static void owned_by(const ckpt_trainer *t, size_t i, int r, int64_t *lo, int64_t *hi)
 {
@@ -68,9 +79,7 @@ static void owned_by(const ckpt_trainer *t, size_t i, int r, int64_t *lo, int64_
         *hi = r == muon_root(t, i) ? s->n : 0;
         return;
     }
-    int64_t len = run->hi - run->lo;
-    int64_t a = run->lo + ckpt_part_at(len, run->comm->size, r) - s->at;
-    int64_t b = run->lo + ckpt_part_at(len, run->comm->size, r + 1) - s->at;
+    int64_t a = part_at(t, run, r) - s->at, b = part_at(t, run, r + 1) - s->at;
     *lo = ckpt_min_i64(ckpt_max_i64(a, 0), s->n);
     *hi = ckpt_min_i64(ckpt_max_i64(b, 0), s->n);
 }
@@ -88,29 +97,50 @@ void ckpt_spread_owned(const ckpt_trainer *t, size_t i, int64_t *lo, int64_t *hi
     }
 }
 
+/* Chunk sums of the slots that are listed, one after the other in `sums`. */
+static ckpt_status square_sums(ckpt_trainer *t, const size_t *list, size_t n, double *sums,
+                               ckpt_err *err)
+{
+    if (t->e.device != NULL)
+        return ckpt_optim_sumsq_device(&t->e, &t->optim, list, n, t->net.grads, sums, err);
+    for (size_t i = 0; i < n && !t->e.dry; i++) {
+        const ckpt_optim_slot *s = &t->slots[list[i]];
+        ckpt_optim_sumsq(&t->e, 0, 0, s->n, t->net.grads + s->at, sums);
+        sums += ckpt_optim_chunks(0, 0, s->n);
+    }
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_spread_norm(ckpt_trainer *t, double *norm, ckpt_err *err)
 {
-    double sum = 0;
-    size_t mark = ckpt_eng_mark(&t->e);
-    ckpt_status status = CKPT_OK;
-    for (size_t i = 0; i < t->net.n_params; i++) {
-        const ckpt_optim_slot *s = &t->slots[i];
-        if (s->frozen || !ENG(network_first)(&t->e, &t->net, &t->net.params[i]))
+    double sum = 0, *sums = NULL;
+    size_t n = 0, *list = malloc((t->net.n_params + 1) * sizeof *list);
+    int64_t chunks = 0;
+    ckpt_status status;
+    for (size_t i = 0; list != NULL && i < t->net.n_params; i++) {
+        if (t->slots[i].frozen || !ENG(network_first)(&t->e, &t->net, &t->net.params[i]))
             continue;
-        int64_t n = ckpt_optim_chunks(0, 0, s->n);
-        double *chunks = ckpt_eng_take(&t->e, n, sizeof *chunks);
-        CKPT_CHECK(ckpt_eng_check(&t->e, err));
-        if (!t->e.dry) {
-            ckpt_optim_sumsq(&t->e, 0, 0, s->n, t->net.grads + s->at, chunks);
-            sum += ckpt_optim_sum(chunks, n);
-        }
-        ckpt_eng_drop(&t->e, mark);
+        list[n++] = i;
+        chunks += ckpt_optim_chunks(0, 0, t->slots[i].n);
+    }
+    sums = malloc((size_t)chunks * sizeof *sums + 1);
+    if (list == NULL || sums == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a gradient norm");
+        goto done;
+    }
+    CKPT_CHECK(square_sums(t, list, n, sums, err));
+    const double *at = sums;
+    for (size_t i = 0; i < n && !t->e.dry; i++) {
+        int64_t k = ckpt_optim_chunks(0, 0, t->slots[list[i]].n);
+        sum += ckpt_optim_sum(at, k);
+        at += k;
     }
     if (!t->e.dry)
         status = ckpt_comm_allreduce(t->e.par->world, CKPT_COMM_F64, CKPT_COMM_SUM, &sum, 1, err);
     *norm = sqrt(sum);
 done:
-    ckpt_eng_drop(&t->e, mark);
+    free(list);
+    free(sums);
     return status;
 }
 
@@ -133,17 +163,23 @@ static ckpt_status step_run(ckpt_trainer *t, const ckpt_train_span *run,
                             const ckpt_optim_step *step, float *w, ckpt_err *err)
 {
     int R = run->comm->size, r = run->comm->rank;
-    int64_t len = run->hi - run->lo, lo = run->lo + ckpt_part_at(len, R, r);
-    int64_t hi = run->lo + ckpt_part_at(len, R, r + 1);
-    ckpt_optim_adamw(&t->e, &t->optim, step, lo, hi, w + lo, t->m + lo, t->v + lo,
-                     t->net.grads + lo);
-    if (R == 1 || len == 0)
+    int64_t lo = part_at(t, run, r), hi = part_at(t, run, r + 1);
+    if (t->e.device != NULL) {
+        ckpt_status status = ckpt_optim_adamw_device(&t->e, &t->optim, step, lo, hi, w, t->m, t->v,
+                                                     t->net.grads, err);
+        if (status != CKPT_OK)
+            return status;
+    } else {
+        ckpt_optim_adamw(&t->e, &t->optim, step, lo, hi, w + lo, t->m + lo, t->v + lo,
+                         t->net.grads + lo);
+    }
+    if (R == 1 || run->hi == run->lo)
         return CKPT_OK;
     int64_t *counts = malloc((size_t)R * sizeof *counts);
     if (counts == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d ranks", R);
     for (int k = 0; k < R; k++)
-        counts[k] = ckpt_part_at(len, R, k + 1) - ckpt_part_at(len, R, k);
+        counts[k] = part_at(t, run, k + 1) - part_at(t, run, k);
     ckpt_status status =
         ckpt_comm_allgather(run->comm, sizeof *w, w + lo, counts, w + run->lo, err);
     free(counts);
@@ -153,16 +189,24 @@ static ckpt_status step_run(ckpt_trainer *t, const ckpt_train_span *run,
 /* ---- Muon ------------------------------------------------------------------------------------ */
 
 /* Copy a row-major part of a matrix in or out. */
-static void copy_part(const ckpt_eng_box *b, float *whole, float *part, bool in)
+static ckpt_status copy_part(const ckpt_trainer *t, const ckpt_eng_box *b, float *whole,
+                             float *part, bool in, ckpt_err *err)
 {
+    float *first = whole + b->lo[0] * b->dims[1] + b->lo[1];
+    if (t->e.device != NULL && in)
+        return ckpt_optim_copy_device(&t->e, b->len[0], b->len[1], part, b->len[1], first,
+                                      b->dims[1], err);
+    if (t->e.device != NULL)
+        return ckpt_optim_copy_device(&t->e, b->len[0], b->len[1], first, b->dims[1], part,
+                                      b->len[1], err);
     for (int64_t r = 0; r < b->len[0]; r++) {
-        float *at = whole + (b->lo[0] + r) * b->dims[1] + b->lo[1];
-        float *row = part + r * b->len[1];
+        float *at = first + r * b->dims[1], *row = part + r * b->len[1];
         memcpy(in ? at : row, in ? row : at, (size_t)b->len[1] * sizeof *at);
     }
+    return CKPT_OK;
 }
 
-/* Parts of the tensor-parallel group into the whole. */
+/* Parts of the tensor-parallel group into the whole. While t->e is dry: only the sizes. */
 static ckpt_status gather_matrix(ckpt_trainer *t, size_t i, float *part, float *whole,
                                  ckpt_err *err)
 {
@@ -170,7 +214,7 @@ static ckpt_status gather_matrix(ckpt_trainer *t, size_t i, float *part, float *
     const ckpt_canon *c = &t->base->tensors[t->net.params[i].tensor];
     ckpt_eng_box *boxes = calloc((size_t)par->tp, sizeof *boxes);
     int64_t *counts = calloc((size_t)par->tp, sizeof *counts), total = 0;
-    float *all = NULL;
+    size_t mark = ckpt_eng_mark(&t->e);
     ckpt_status status;
     if (boxes == NULL || counts == NULL) {
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d ranks", par->tp);
@@ -181,22 +225,55 @@ static ckpt_status gather_matrix(ckpt_trainer *t, size_t i, float *part, float *
         counts[r] = boxes[r].n;
         total += counts[r];
     }
-    all = malloc((size_t)total * sizeof *all + 1);
-    if (all == NULL) {
-        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %s", c->name);
+    float *all = ckpt_eng_take(&t->e, total, sizeof *all);
+    CKPT_CHECK(ckpt_eng_check(&t->e, err));
+    if (t->e.dry)
         goto done;
-    }
     CKPT_CHECK(ckpt_comm_allgather(&par->tensor, sizeof *all, part, counts, all, err));
-    float *at = all;
     for (int r = 0; r < par->tp; r++) {
-        copy_part(&boxes[r], whole, at, true);
-        at += counts[r];
+        CKPT_CHECK(copy_part(t, &boxes[r], whole, all, true, err));
+        all += counts[r];
     }
 done:
+    ckpt_eng_drop(&t->e, mark);
     free(boxes);
     free(counts);
-    free(all);
     return status;
+}
+
+/* The three parts of Muon where the arrays are. */
+static ckpt_status direction(ckpt_trainer *t, const ckpt_optim_step *step, const ckpt_optim_slot *s,
+                             float *d, ckpt_err *err)
+{
+    const ckpt_optim_config *c = &t->optim.config;
+    if (t->e.dry)
+        return CKPT_OK;
+    if (t->e.device != NULL)
+        return ckpt_muon_direction_device(&t->e, c, step, s->n, t->net.grads + s->at, t->m + s->at,
+                                          d, err);
+    ckpt_muon_direction(&t->e, c, step, s->n, t->net.grads + s->at, t->m + s->at, d);
+    return CKPT_OK;
+}
+
+static ckpt_status orthogonalise(ckpt_trainer *t, const ckpt_optim_slot *s, float *x, ckpt_err *err)
+{
+    const ckpt_muon_matrix matrix = {s->rows, s->cols, x};
+    if (t->e.device != NULL)
+        return ckpt_muon_orthogonalise_device(&t->e, &t->optim.config, s->rows, s->cols, x, err);
+    return ckpt_muon_orthogonalise(&t->e, &t->optim.config, &matrix, 1, err);
+}
+
+static ckpt_status apply(ckpt_trainer *t, const ckpt_optim_step *step, const ckpt_optim_slot *s,
+                         const float *d, float *w, ckpt_err *err)
+{
+    const double factor = ckpt_muon_factor(&t->optim.config, s->rows, s->cols);
+    const double wd = s->decay ? step->wd : 0;
+    if (t->e.dry)
+        return CKPT_OK;
+    if (t->e.device != NULL)
+        return ckpt_muon_apply_device(&t->e, s->n, step->lr, wd, factor, d, w + s->at, err);
+    ckpt_muon_apply(&t->e, s->n, step->lr, wd, factor, d, w + s->at);
+    return CKPT_OK;
 }
 
 static ckpt_status step_matrix(ckpt_trainer *t, size_t i, const ckpt_optim_step *step, float *w,
@@ -204,7 +281,6 @@ static ckpt_status step_matrix(ckpt_trainer *t, size_t i, const ckpt_optim_step 
 {
     const ckpt_optim_slot *s = &t->slots[i];
     const ckpt_eng_box *box = &t->net.params[i].box;
-    const ckpt_optim_config *c = &t->optim.config;
     bool cut = box->held == CKPT_ENG_HELD_TENSOR || box->held == CKPT_ENG_HELD_KEYS;
     size_t mark = ckpt_eng_mark(&t->e);
     ckpt_status status = CKPT_OK;
@@ -214,17 +290,13 @@ static ckpt_status step_matrix(ckpt_trainer *t, size_t i, const ckpt_optim_step 
         float *d = ckpt_eng_take(&t->e, s->n, sizeof *d);
         float *whole = cut ? ckpt_eng_take(&t->e, s->rows * s->cols, sizeof *whole) : d;
         CKPT_CHECK(ckpt_eng_check(&t->e, err));
-        if (!t->e.dry)
-            ckpt_muon_direction(&t->e, c, step, s->n, t->net.grads + s->at, t->m + s->at, d);
-        if (!t->e.dry && cut)
+        CKPT_CHECK(direction(t, step, s, d, err));
+        if (cut)
             CKPT_CHECK(gather_matrix(t, i, d, whole, err));
-        ckpt_muon_matrix matrix = {s->rows, s->cols, whole};
-        CKPT_CHECK(ckpt_muon_orthogonalise(&t->e, c, &matrix, 1, err));
+        CKPT_CHECK(orthogonalise(t, s, whole, err));
         if (!t->e.dry && cut)
-            copy_part(box, whole, d, false);
-        if (!t->e.dry)
-            ckpt_muon_apply(&t->e, s->n, step->lr, s->decay ? step->wd : 0,
-                            ckpt_muon_factor(c, s->rows, s->cols), d, w + s->at);
+            CKPT_CHECK(copy_part(t, box, whole, d, false, err));
+        CKPT_CHECK(apply(t, step, s, d, w, err));
     }
     if (!t->e.dry)
         status = ckpt_comm_broadcast(holders(t, i), w + s->at, (size_t)s->n * sizeof *w,
@@ -276,14 +348,13 @@ ckpt_status ckpt_spread_gather(ckpt_trainer *t, size_t i, const float *flat, boo
     float *box = NULL;
     ckpt_status status = CKPT_OK;
     if (state && p->n > 0 && holders(t, i)->size > 1) {
-        box = malloc((size_t)p->n * sizeof *box);
-        if (box == NULL)
-            return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %s", p->name);
+        CKPT_TRY(ckpt_eng_memory_new(&t->e, p->n, sizeof *box, (void **)(void *)&box, err), "%s",
+                 p->name);
         CKPT_CHECK(collect(t, i, flat, box, err));
         from = box;
     }
     status = ENG(network_gather)(&t->e, &t->net, t->base, p, from, out, err);
 done:
-    free(box);
+    ckpt_eng_memory_free(&t->e, box);
     return status;
 }

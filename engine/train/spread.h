@@ -6,7 +6,10 @@
  * for the other parts is reserved and never touched). A matrix under Muon belongs to one of the R
  * replicas: its tensor-parallel group gathers the whole direction, every rank of it orthogonalises, takes
  * its own part and sends it to the other replicas. Weights after a step are the same bits on every rank
- * that holds them. */
+ * that holds them.
+ *
+ * On a device (train.h) gradients, weights and moments stay there and move between ranks by its
+ * communicator (cuda/device_comm.h). */
 #ifndef CKPT_TRAIN_SPREAD_H
 #define CKPT_TRAIN_SPREAD_H
 

@@ -271,9 +271,9 @@ static int64_t find_state(const ckpt_trainer *t, const char *state, const char *
     return n > 0 && (size_t)n < sizeof name ? ckpt_model_find(t->base, name) : -1;
 }
 
-/* This rank's part of a state of parameter p. */
-static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(param) * p,
-                              float *out, ckpt_err *err)
+/* This rank's part of a state of parameter p, in this process's memory. */
+static ckpt_status read_here(const ckpt_trainer *t, size_t tensor, const ENG(param) * p, float *out,
+                             ckpt_err *err)
 {
     enum { SCRATCH = 1 << 16, PIECE = 1 << 20 };
     const ckpt_canon *c = &t->base->tensors[tensor];
@@ -283,8 +283,7 @@ static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(pa
     ckpt_scratch scratch = {.buf = malloc(SCRATCH), .cap = SCRATCH};
     uint64_t bytes = (uint64_t)p->n * sizeof *out;
     int64_t have = -1, n = -1;
-    float *here = t->e.device != NULL ? malloc(bytes + 1) : out; /* on its way to a device */
-    if (scratch.buf == NULL || here == NULL) {
+    if (scratch.buf == NULL) {
         status = no_memory(t, err);
         goto done;
     }
@@ -303,17 +302,31 @@ static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(pa
     gather.to = CKPT_F32;
     for (uint64_t at = 0; at < bytes; at += PIECE)
         CKPT_CHECK(ckpt_gather_run(t->base->src, &gather, at,
-                                   (size_t)ckpt_min_u64(PIECE, bytes - at), (uint8_t *)here + at,
+                                   (size_t)ckpt_min_u64(PIECE, bytes - at), (uint8_t *)out + at,
                                    &scratch, err));
-    if (here != out)
-        status = ckpt_eng_put(&t->e, out, here, bytes, err);
 done:
-    if (here != out)
-        free(here);
     if (status != CKPT_OK)
         ckpt_err_frame(err, "tensor %s", c->name);
     free(scratch.buf);
     ckpt_arena_free(&arena);
+    return status;
+}
+
+/* Elements [lo, hi) of it into `out`, which begins with element 0, where the trainer's arrays are. */
+static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(param) * p,
+                              int64_t lo, int64_t hi, float *out, ckpt_err *err)
+{
+    if (t->e.device == NULL && lo == 0 && hi == p->n)
+        return read_here(t, tensor, p, out, err);
+    if (hi <= lo)
+        return CKPT_OK;
+    float *here = malloc((size_t)p->n * sizeof *here + 1);
+    if (here == NULL)
+        return no_memory(t, err);
+    ckpt_status status = read_here(t, tensor, p, here, err);
+    if (status == CKPT_OK)
+        status = ckpt_eng_put(&t->e, out + lo, here + lo, (size_t)(hi - lo) * sizeof *here, err);
+    free(here);
     return status;
 }
 
@@ -328,7 +341,7 @@ static ckpt_status load_masters(ckpt_trainer *t, ckpt_err *err)
             continue;
         t->saves_master = true;
         float *flat = t->master != NULL ? t->master : t->net.data;
-        CKPT_CHECK(read_state(t, (size_t)at, p, flat + t->slots[i].at, err));
+        CKPT_CHECK(read_state(t, (size_t)at, p, 0, p->n, flat + t->slots[i].at, err));
     }
     status = round_params(t, err);
 done:
@@ -341,16 +354,7 @@ static ckpt_status read_moment(ckpt_trainer *t, size_t tensor, size_t i, float *
     const ENG(param) *p = &t->net.params[i];
     int64_t lo, hi;
     ckpt_spread_owned(t, i, &lo, &hi);
-    if (lo == 0 && hi == p->n)
-        return read_state(t, tensor, p, flat + t->slots[i].at, err);
-    float *part = malloc((size_t)p->n * sizeof *part + 1);
-    if (part == NULL)
-        return no_memory(t, err);
-    ckpt_status status = hi > lo ? read_state(t, tensor, p, part, err) : CKPT_OK;
-    if (status == CKPT_OK)
-        memcpy(flat + t->slots[i].at + lo, part + lo, (size_t)(hi - lo) * sizeof *part);
-    free(part);
-    return status;
+    return read_state(t, tensor, p, lo, hi, flat + t->slots[i].at, err);
 }
 
 static const char *const words[] = {"exp_avg", "exp_avg_sq", "momentum"};
@@ -692,10 +696,11 @@ ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list,
         if (data == NULL)
             continue;
         uint8_t *out = data + list[k].offset;
-        if (t->e.device != NULL && list[k].dtype == CKPT_BF16) {
+        const bool there = t->e.device != NULL && t->e.par == NULL; /* gathered ones are here */
+        if (there && list[k].dtype == CKPT_BF16) {
             CKPT_CHECK(bring(t, numel, from, &whole, err));
             from = whole;
-        } else if (t->e.device != NULL) {
+        } else if (there) {
             CKPT_CHECK(ckpt_eng_get(&t->e, out, from, (size_t)numel * sizeof *from, err));
             continue;
         }

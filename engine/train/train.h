@@ -44,7 +44,8 @@ typedef struct ckpt_train_config {
     ckpt_eng_spec_opts spec;
     ckpt_eng_par *par; /* the ranks of the run, borrowed; NULL: one process */
     ckpt_eng_device
-        *device; /* where it is computed, borrowed; NULL: here. Not with several ranks */
+        *device; /* where it is computed, borrowed; NULL: here. Of several ranks each has
+                                one, and par's communicators move its memory */
 } ckpt_train_config;
 
 /* Neighbours in the flat buffer that the same ranks hold (spread.h). */
