@@ -3,6 +3,7 @@
 #include "hdf5_file.h"
 
 #include "io.h"
+#include "sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -45,7 +46,7 @@ static void child(const char *path, int fd)
 {
     ckpt_buf out = {0};
     uint64_t mapped = mapped_bytes(), done = 0;
-    int null = open("/dev/null", O_RDWR);
+    int null = open("/dev/null", O_RDONLY); /* in the sandbox nothing else can be opened */
     if (null >= 0) {
         (void)dup2(null, STDOUT_FILENO);
         (void)dup2(null, STDERR_FILENO);
@@ -54,6 +55,7 @@ static void child(const char *path, int fd)
     limit(RLIMIT_CPU, SCAN_SECONDS);
     if (mapped > 0)
         limit(RLIMIT_AS, mapped + SCAN_MEMORY);
+    (void)ckpt_sandbox_enter(); /* where there is none, the limits above are what there is */
     ckpt_hdf5_scan(path, &out);
     while (!out.failed && done < out.len) {
         ssize_t n = write(fd, out.data + done, out.len - done);

@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void ready(ckpt_tool *tool)
+static void ready(ckpt_tool *tool, const void *opts)
 {
+    (void)opts;
     tool->progress = tool->color = false; /* and signals stay the host's */
 }
 

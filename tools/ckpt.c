@@ -2,6 +2,7 @@
 #include "command.h"
 #include "engine.h"
 #include "ranks.h"
+#include "sandbox.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -128,12 +129,17 @@ static bool want_color(int choice)
            strcmp(term, "dumb") != 0;
 }
 
-static void ready(ckpt_tool *tool)
+/* Before the first byte of a checkpoint is looked at. */
+static void ready(ckpt_tool *tool, const void *opts)
 {
+    const ckpt_command *c = tool->command;
+    bool sandboxed = c->only_reads != NULL && c->only_reads(opts) && !tool->g.no_sandbox;
     tool->color = want_color(tool->g.color);
     tool->progress = isatty(STDERR_FILENO) && !tool->g.quiet;
     raise_file_limit();
     install_signals(tool->command);
+    if (sandboxed && !ckpt_sandbox_enter() && tool->g.verbose)
+        ckpt_tool_note(tool, "this kernel offers no sandbox");
 }
 
 /* --json asked for before the command line parsed to its end still gets a document. */
@@ -206,6 +212,8 @@ static void print_version(ckpt_tool *tool)
         bool there = path != NULL && access(path, F_OK) == 0;
         printf("%s: %s%s\n", parts[i].what, there ? path : "no ", there ? "" : parts[i].file);
     }
+    printf("sandbox: %s\n",
+           ckpt_sandbox_available() ? "seccomp" : "none, this kernel has no seccomp filters");
     printf("this processor: %s kernels, SHA-256 %s\n", simd[ckpt_eng_detect()],
            ckpt_sha256_stream_wide(CKPT_SHA256_LANES) ? "in sixteen lanes"
            : ckpt_sha256_stream_available()           ? "by SHA instructions"

@@ -572,6 +572,7 @@ const ckpt_command ckpt_cmd_diff = {
     .opts_size = sizeof(diff_opts),
     .min_operands = 2,
     .max_operands = 2,
+    .only_reads = ckpt_tool_only_reads,
     .run = run,
     .examples = "  ckpt diff kimi/ mg/\n"
                 "  ckpt diff a/ b/ --rtol 1e-3 --exclude 'optimizer*'\n",

@@ -718,15 +718,14 @@ done:
 /* A checkpoint that contradicts its own model is still worth looking at: as plain tensors. */
 static ckpt_status bind(inspection *in, ckpt_err *err)
 {
-    const ckpt_model_opts opts = {.lenient = true, .allow_unknown = true, .keep_buckets = true};
-    const ckpt_model_opts plain = {
-        .lenient = true, .allow_unknown = true, .keep_buckets = true, .layout_group = ""};
+    ckpt_model_opts opts = {.lenient = true, .allow_unknown = true, .keep_buckets = true};
     ckpt_status status = ckpt_tool_bind(in->tool, &in->model, &in->src, &opts, err);
     if (status != CKPT_E_FORMAT && status != CKPT_E_UNSUPPORTED && status != CKPT_E_MISMATCH)
         return status;
     in->contradiction = ckpt_arena_strdup(&in->tool->arena, err->text);
     *err = (ckpt_err){0};
-    return ckpt_tool_bind(in->tool, &in->model, &in->src, &plain, err);
+    opts.layout_group = "";
+    return ckpt_tool_bind(in->tool, &in->model, &in->src, &opts, err);
 }
 
 static const char *no_iteration(const void *context)
@@ -792,6 +791,7 @@ const ckpt_command ckpt_cmd_inspect = {
     .opts_size = sizeof(inspect_opts),
     .min_operands = 1,
     .max_operands = 2,
+    .only_reads = ckpt_tool_only_reads,
     .defaults = defaults,
     .run = run,
     .notes =

@@ -566,6 +566,13 @@ static void defaults(void *opts)
     o->device = o->dtype = -1;
 }
 
+/* A card's driver opens its devices for writing. */
+static bool only_reads(const void *opts)
+{
+    const verify_opts *o = opts;
+    return !o->write && o->device < 1;
+}
+
 const ckpt_command ckpt_cmd_verify = {
     .name = "verify",
     .synopsis = "PATH",
@@ -575,6 +582,7 @@ const ckpt_command ckpt_cmd_verify = {
     .min_operands = 1,
     .max_operands = 1,
     .writes = true,
+    .only_reads = only_reads,
     .defaults = defaults,
     .run = run,
     .examples = "  ckpt verify kimi/ --write\n"

@@ -30,6 +30,7 @@ const ckpt_opt ckpt_global_opts[] = {
     {"threads", CKPT_OPT_INT,    offsetof(ckpt_globals, threads), "N",    "worker threads (default: all cores)",        0, 1024},
     {"memory",  CKPT_OPT_SIZE,   offsetof(ckpt_globals, memory),  "SIZE", "budget for buffers (default 1GiB)",          0, 0},
     {"color",   CKPT_OPT_CHOICE, offsetof(ckpt_globals, color),   "auto|always|never", "colours on stdout (NO_COLOR is respected)", 0, 0},
+    {"no-sandbox", CKPT_OPT_FLAG, offsetof(ckpt_globals, no_sandbox), NULL, "do without the sandbox of commands that only read", 0, 0},
     {"help",    CKPT_OPT_FLAG,   offsetof(ckpt_globals, help),    NULL,   "this text",                                  0, 0},
     {NULL,      CKPT_OPT_FLAG,   0,                               NULL,   NULL,                                         0, 0},
 };
@@ -139,8 +140,8 @@ static size_t count_rows(const ckpt_opt *rows)
     return n;
 }
 
-ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv, void (*ready)(ckpt_tool *tool),
-                             ckpt_err *err)
+ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv,
+                             void (*ready)(ckpt_tool *tool, const void *opts), ckpt_err *err)
 {
     const ckpt_command *command = tool->command;
     ckpt_status status;
@@ -164,8 +165,13 @@ ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv, void (*read
         status = ckpt_fail(err, CKPT_E_USAGE, "--quiet and --verbose exclude each other");
         goto done;
     }
+    if (tool->g.no_sandbox && command->only_reads == NULL) {
+        status = ckpt_fail(err, CKPT_E_USAGE, "--no-sandbox has no effect: %s runs in none",
+                           command->name);
+        goto done;
+    }
     CKPT_CHECK(check_operands(tool, err));
-    ready(tool);
+    ready(tool, opts);
     if (tool->g.json)
         ckpt_command_begin_json(tool);
     status = command->run(tool, opts, err);

@@ -11,9 +11,11 @@ extern const ckpt_opt ckpt_global_opts[];         /* of every command */
 const ckpt_command *ckpt_command_find(const char *name, ckpt_err *err);
 /* Usage, options and notes, from the tables. */
 void ckpt_command_help(const ckpt_command *command, ckpt_buf *out);
-/* Parse what follows the name of tool->command, call ready once that is known to be right, and run.
+/* Parse what follows the name of tool->command, call ready with the options once they are known to be right,
+ * and run.
  * With --help nothing runs, and tool->g.help tells so. */
-ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv, void (*ready)(ckpt_tool *tool),
+ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv,
+                             void (*ready)(ckpt_tool *tool, const void *opts),
                              ckpt_err *err) CKPT_MUST_USE;
 /* The result document: its first members, and its last ones. If the command left it unfinished it is
  * begun anew. It is then in tool->json.buf, with a line end. */

@@ -36,3 +36,9 @@ const char *ckpt_no_iteration(const ckpt_source *src, int64_t iteration)
         return NULL;
     return "the source is one checkpoint, not a save root with iterations";
 }
+
+bool ckpt_tool_only_reads(const void *opts)
+{
+    (void)opts;
+    return true;
+}

@@ -12,7 +12,7 @@
 #include "render.h"
 
 typedef struct ckpt_globals {
-    bool json, quiet, verbose, help;
+    bool json, quiet, verbose, help, no_sandbox;
     int64_t threads;
     uint64_t memory;
     int color; /* 0 auto, 1 always, 2 never */
@@ -43,6 +43,8 @@ struct ckpt_command {
     size_t opts_size;
     size_t min_operands, max_operands;
     bool writes; /* SIGINT must unwind so that half-written output is removed */
+    /* With these options it only reads, and runs in the sandbox (sandbox.h); NULL: it writes. */
+    bool (*only_reads)(const void *opts);
     void (*defaults)(void *opts);
     ckpt_status (*run)(ckpt_tool *tool, void *opts, ckpt_err *err);
     const char *notes;    /* after the options in --help; may be NULL */
@@ -89,6 +91,8 @@ typedef struct ckpt_effect {
 /* CKPT_E_USAGE naming the first such option. rows end with option NULL. */
 ckpt_status ckpt_tool_effects(const ckpt_tool *tool, const ckpt_effect *rows, const void *context,
                               ckpt_err *err) CKPT_MUST_USE;
+/* Value of ckpt_command.only_reads: whatever the options say. */
+bool ckpt_tool_only_reads(const void *opts);
 /* Whether an option of the command was given. */
 bool ckpt_tool_given(const ckpt_tool *tool, const char *option);
 /* Why --iteration N does nothing for an opened source, or NULL. */
