@@ -22,6 +22,10 @@
 #define LEGACY_WINDOW ((uint64_t)1 << 18)
 #define LEGACY_PICKLES 5
 #define KEY_MAX 200
+/* A tensor may repeat the elements of its storage (expand(), stride 0). Written out they are all there:
+ * beyond these, one that repeats them more often is there to fill disks. As for zip entries (zip.c). */
+#define EXPANDED_BYTES ((uint64_t)1 << 24)
+#define EXPANDED_RATIO 200
 
 static const uint8_t legacy_magic[15] = {0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46,
                                          0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, 0x2e};
@@ -536,6 +540,11 @@ static ckpt_status place(const item *it, const ckpt_pt *pt, const ckpt_pkl_tenso
     if (s->numel > 0 && (!last_element(s, &last) || (uint64_t)last >= count))
         return ckpt_fail(err, CKPT_E_FORMAT, "view past the end of storage '%s' of %llu elements",
                          id.key, (unsigned long long)count);
+    if ((uint64_t)s->numel / EXPANDED_RATIO > count &&
+        (uint64_t)s->numel > EXPANDED_BYTES * 8 / bits)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%lld elements expanded from the %llu of storage '%s': more than %d to 1",
+                         (long long)s->numel, (unsigned long long)count, id.key, EXPANDED_RATIO);
     out->offset = s->numel > 0 ? lo + (uint64_t)s->offset * itemsize : lo;
     out->storage_end = hi;
     return CKPT_OK;

@@ -203,6 +203,22 @@ static bool apply_zip64(const uint8_t *extra, size_t n, uint64_t *const fields[3
     return wanted == 0;
 }
 
+/* Nothing is extracted here, but an archive with such names is meant for somebody who does. */
+static bool leads_out(const char *name)
+{
+    const char *at = name;
+    if (*name == '/')
+        return true;
+    for (;;) {
+        size_t n = strcspn(at, "/");
+        if (n == 2 && memcmp(at, "..", 2) == 0)
+            return true;
+        if (at[n] == '\0')
+            return false;
+        at += n + 1;
+    }
+}
+
 /* One central record at cd[*pos]. */
 static ckpt_status parse_central(reader *r, const uint8_t *cd, size_t *pos, ckpt_arena *arena,
                                  ckpt_zip_entry *entry, uint64_t *local)
@@ -219,6 +235,9 @@ static ckpt_status parse_central(reader *r, const uint8_t *cd, size_t *pos, ckpt
         return ckpt_fail(r->err, CKPT_E_FORMAT, "zip: bad name in the central record at %llu",
                          (unsigned long long)(r->cd_offset + *pos));
     entry->name = ckpt_arena_strndup(arena, name, n_name);
+    if (entry->name && leads_out(entry->name))
+        return ckpt_fail(r->err, CKPT_E_FORMAT,
+                         "zip: entry '%s': expected a path inside the archive", entry->name);
     if (!entry->name)
         return ckpt_fail(r->err, CKPT_E_NOMEM, "zip: out of memory");
     if (ckpt_get_u16(p + 8) & 1)

@@ -140,6 +140,28 @@ static size_t count_rows(const ckpt_opt *rows)
     return n;
 }
 
+ckpt_status ckpt_command_check(const ckpt_command *command, const ckpt_strings *words,
+                               ckpt_err *err)
+{
+    ckpt_globals globals = {0};
+    ckpt_strings operands = {0};
+    void *opts = calloc(1, command->opts_size);
+    ckpt_opt_table tables[] = {
+        {"options",       command->opts,    opts,     NULL},
+        {"every command", ckpt_global_opts, &globals, NULL}
+    };
+    if (opts == NULL)
+        return ckpt_tool_no_memory(err);
+    ckpt_status status =
+        ckpt_opts_parse(tables, 2, (int)words->n, (char **)(uintptr_t)words->items, &operands, err);
+    if (status == CKPT_OK && operands.n > 0)
+        status = ckpt_fail(err, CKPT_E_USAGE, "unexpected operand '%s'", operands.items[0]);
+    ckpt_strings_release(&operands);
+    release_lists(command, opts);
+    free(opts);
+    return status;
+}
+
 ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv,
                              void (*ready)(ckpt_tool *tool, const void *opts), ckpt_err *err)
 {

@@ -11,6 +11,9 @@ extern const ckpt_opt ckpt_global_opts[];         /* of every command */
 const ckpt_command *ckpt_command_find(const char *name, ckpt_err *err);
 /* Usage, options and notes, from the tables. */
 void ckpt_command_help(const ckpt_command *command, ckpt_buf *out);
+/* Whether a command takes these words, which must be options: CKPT_E_USAGE as its command line has it. */
+ckpt_status ckpt_command_check(const ckpt_command *command, const ckpt_strings *words,
+                               ckpt_err *err) CKPT_MUST_USE;
 /* Parse what follows the name of tool->command, call ready with the options once they are known to be right,
  * and run.
  * With --help nothing runs, and tool->g.help tells so. */

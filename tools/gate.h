@@ -22,7 +22,8 @@
  * source, unless the case pins another). roundtrip: converted back to the source's container, layout
  * and mesh, `diff` finds nothing. forward, gradients: `verify --forward` against the source, or of a
  * source against its "reference". resume: N steps equal K steps, a save, and N - K steps. load: a
- * command that ends with 0. refuse: the conversion (or `verify`) must fail so. */
+ * command that ends with 0; {path}, {source} and {dir} in its words are replaced, {{ is a brace.
+ * refuse: the conversion (or `verify`) must fail so. */
 #ifndef CKPT_GATE_H
 #define CKPT_GATE_H
 
@@ -162,6 +163,9 @@ void ckpt_gate_child_release(gate_child *child);
 
 /* gate_check.c: look at a source once; run a unit. Failed checks are results, not errors. */
 ckpt_status ckpt_gate_look(gate *g, gate_source *s, ckpt_err *err) CKPT_MUST_USE;
+/* Whether `text` starts with a mark of a command's words: {path} (what is checked), {source}, {dir} (where
+ * the case may write), whose values are given in this order, or {{ for a brace. The bytes it takes, or 0. */
+size_t ckpt_gate_mark(const char *text, const char *const values[3], const char **value);
 ckpt_status ckpt_gate_unit(gate *g, gate_unit *u, size_t number, ckpt_err *err) CKPT_MUST_USE;
 
 /* gate_cache.c: results of earlier runs, one file a check in the cache directory. Only passes are

@@ -456,27 +456,29 @@ static ckpt_status check_resume(bench *b, gate_result *r)
     return status;
 }
 
-/* An argument with {path} and {source} replaced. */
+size_t ckpt_gate_mark(const char *text, const char *const values[3], const char **value)
+{
+    static const char *const marks[] = {"{path}", "{source}", "{dir}", "{{"};
+    size_t i = 0, n = sizeof marks / sizeof marks[0];
+    while (i < n && strncmp(text, marks[i], strlen(marks[i])) != 0)
+        i++;
+    *value = i < 3 ? values[i] : "{";
+    return i < n ? strlen(marks[i]) : 0;
+}
+
+/* An argument with its marks replaced. */
 static const char *expand(bench *b, const char *text)
 {
-    const struct {
-        const char *mark, *value;
-    } marks[] = {
-        {"{path}",   b->path           },
-        {"{source}", b->u->source->path},
-        {"{dir}",    b->dir            }
-    };
+    const char *const values[3] = {b->path, b->u->source->path, b->dir};
+    const char *value;
     ckpt_buf out = {0};
     while (*text != '\0') {
-        size_t i = 0, n = sizeof marks / sizeof marks[0];
-        while (i < n && strncmp(text, marks[i].mark, strlen(marks[i].mark)) != 0)
-            i++;
-        if (i < n) {
-            ckpt_buf_puts(&out, marks[i].value);
-            text += strlen(marks[i].mark);
-        } else {
-            ckpt_buf_putc(&out, *text++);
-        }
+        size_t used = ckpt_gate_mark(text, values, &value);
+        if (used > 0)
+            ckpt_buf_puts(&out, value);
+        else
+            ckpt_buf_putc(&out, *text);
+        text += used > 0 ? used : 1;
     }
     const char *copy =
         out.failed ? NULL : ckpt_arena_strndup(&b->u->arena, (const char *)out.data, out.len);
@@ -623,7 +625,7 @@ ckpt_status ckpt_gate_unit(gate *g, gate_unit *u, size_t number, ckpt_err *err)
     clock_gettime(CLOCK_MONOTONIC, &began);
     if (u->source->problem != NULL && !u->row->want[GATE_REFUSE]) {
         for (size_t i = 0; i < u->n_results; i++)
-            u->results[i].message = u->source->problem;
+            u->results[i].message = i == 0 ? u->source->problem : "not run: the source failed";
         return CKPT_OK;
     }
     if (all_known(g, u))

@@ -1,4 +1,5 @@
 /* Reading the file of `ckpt gate` (gate.h tells its form) and laying out its units. */
+#include "command.h"
 #include "gate.h"
 #include "io.h"
 #include "shard.h"
@@ -200,6 +201,50 @@ done:
     return status;
 }
 
+/* Options that another command refuses are a fault of this file, and found before anything runs. */
+static ckpt_status check_words(const ckpt_command *command, const ckpt_strings *words,
+                               ckpt_err *err)
+{
+    ckpt_status status = ckpt_command_check(command, words, err);
+    if (status != CKPT_E_USAGE)
+        return status;
+    err->code = CKPT_E_FORMAT;
+    return err->code;
+}
+
+/* A target as the options of convert. */
+static ckpt_status check_target(gate *g, const gate_target *t, ckpt_err *err)
+{
+    ckpt_strings words = {0};
+    ckpt_status status = CKPT_OK;
+    const char *const pairs[][2] = {
+        {"--to",     t->to    },
+        {"--layout", t->layout}
+    };
+    for (size_t i = 0; i < 2; i++) {
+        if (pairs[i][1] == NULL)
+            continue;
+        CKPT_CHECK(ckpt_strings_push(&words, pairs[i][0], err));
+        CKPT_CHECK(ckpt_strings_push(&words, pairs[i][1], err));
+    }
+    for (size_t m = 0; m < t->n_meshes; m++) {
+        for (int i = 0; i < CKPT_MESH_STORED; i++) {
+            int size = *ckpt_mesh_size(&t->meshes[m], i);
+            const char *word =
+                ckpt_arena_printf(&g->arena, "--%s=%d", ckpt_mesh_axes[i], size > 0 ? size : 1);
+            if (word == NULL)
+                return ckpt_tool_no_memory(err);
+            CKPT_CHECK(ckpt_strings_push(&words, word, err));
+        }
+    }
+    for (size_t i = 0; i < t->options.n; i++)
+        CKPT_CHECK(ckpt_strings_push(&words, t->options.items[i], err));
+    status = check_words(&ckpt_cmd_convert, &words, err);
+done:
+    ckpt_strings_release(&words);
+    return status;
+}
+
 static ckpt_status add_target(gate *g, const ckpt_json *j, ckpt_err *err)
 {
     static const char *const known[] = {"to", "layout", "mesh", "options", NULL};
@@ -221,8 +266,25 @@ static ckpt_status add_target(gate *g, const ckpt_json *j, ckpt_err *err)
     const ckpt_json *e = ckpt_json_is_array(m) ? ckpt_json_child(m) : m;
     for (size_t i = 0; i < n && e != NULL; i++, e = ckpt_json_next(e))
         CKPT_TRY(read_mesh(e, &t->meshes[i], err), "'mesh'");
+    status = check_target(g, t, err);
 done:
     return status;
+}
+
+/* {WORD} must be one of gate.h's, lest a misspelt one reach a program as it is. */
+static ckpt_status check_marks(const char *word, ckpt_err *err)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_";
+    for (const char *p = strchr(word, '{'); p != NULL; p = strchr(p, '{')) {
+        const char *value, *marks[3] = {"", "", ""};
+        size_t n = strspn(p + 1, letters), used = ckpt_gate_mark(p, marks, &value);
+        if (used == 0 && n > 0 && p[1 + n] == '}')
+            return ckpt_fail(err, CKPT_E_FORMAT,
+                             "'%.*s' is none of {path}, {source}, {dir}; {{ stands for a brace",
+                             (int)n + 2, p);
+        p += used > 0 ? used : 1;
+    }
+    return CKPT_OK;
 }
 
 static ckpt_status add_command(gate *g, const ckpt_json *j, const ckpt_json *all, ckpt_err *err)
@@ -234,6 +296,8 @@ static ckpt_status add_command(gate *g, const ckpt_json *j, const ckpt_json *all
         return ckpt_tool_no_memory(err);
     if (status == CKPT_OK && c->argv.n == 0)
         return ckpt_fail(err, CKPT_E_FORMAT, "no program");
+    for (size_t i = 0; i < c->argv.n && status == CKPT_OK; i++)
+        status = check_marks(c->argv.items[i], err);
     return status;
 }
 
@@ -281,6 +345,7 @@ static ckpt_status read_resume(gate *g, const ckpt_json *j, gate_row *r, ckpt_er
     CKPT_CHECK(path(g, j, "data", &r->data, err));
     CKPT_CHECK(whole(j, "start", 0, INT64_MAX / 4, &r->start, err));
     CKPT_CHECK(texts(g, j, "options", false, &r->train, err));
+    CKPT_TRY(check_words(&ckpt_cmd_train, &r->train, err), "'options'");
     if (r->data == NULL)
         return ckpt_fail(err, CKPT_E_FORMAT, "no 'data'");
     if (!ckpt_json_is_array(steps) || ckpt_json_size(steps) != 2 ||

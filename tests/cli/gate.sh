@@ -29,7 +29,8 @@ import json, xml.etree.ElementTree as E
 s = E.parse('j.xml').getroot().find('testsuite')
 c = s.findall('testcase')
 assert (s.get('tests'), s.get('failures')) == ('4', '4') and len(c) == 4, s.attrib
-assert c[1].get('classname') == 'a -> re, tp 1' and c[1].get('name') == 'hash' and 'pinned' in c[1].find('failure').get('message')
+assert c[0].get('classname') == 'a -> re, tp 1' and c[0].get('name') == 'convert' and 'pinned' in c[0].find('failure').get('message')
+assert c[1].get('name') == 'hash' and c[1].find('failure').get('message') == 'not run: the source failed'
 d = json.load(open('s.json'))
 r = d['runs'][0]['results']
 rules = d['runs'][0]['tool']['driver']['rules']
@@ -84,6 +85,16 @@ bad '{"gate": 1, "sources": {"a": {"path": "x"}}, "cases": [{"source": "a", "che
 bad '{"gate": 1, "sources": {"a": {"path": "x"}}, "cases": [{"source": "a", "resume": {"data": "d", "steps": [3, 3]}}]}' "not \[K, N\]"
 bad '{"gate": 1, "sources": {"a": {"path": "x"}}, "targets": {"t": {"mesh": []}}, "cases": [{"source": "a", "checks": "hash"}]}' "target 't': 'mesh' is empty"
 bad '{"gate": 1, "sources": {"a": {"path": "x"}}, "cases": [{"source": "a", "checks": "hash", "refuse": {"exit": 3}}]}' 'cannot be checked further'
+bad '{"gate": 1, "targets": {"t": {"to": "zip"}}, "cases": [{}]}' "target 't': option '--to': 'zip' is not one of keep.safetensors"
+bad '{"gate": 1, "targets": {"t": {"layout": "llama"}}, "cases": [{}]}' "target 't': option '--layout': 'llama' is not one of "
+bad '{"gate": 1, "targets": {"t": {"options": ["--dtpe", "f32"]}}, "cases": [{}]}' "target 't': unknown option '--dtpe'; did you mean '--dtype'"
+bad '{"gate": 1, "targets": {"t": {"options": ["x"]}}, "cases": [{}]}' "target 't': unexpected operand 'x'"
+bad '{"gate": 1, "sources": {"a": {"path": "x"}}, "cases": [{"source": "a", "resume": {"data": "d", "steps": [1, 2], "options": ["--seqlen", "8"]}}]}' "case 1: 'resume': 'options': unknown option '--seqlen'"
+bad '{"gate": 1, "sources": {"a": {"path": "x"}}, "cases": [{"source": "a", "target": "t", "checks": "hash"}]}' "case 1: 'target': no target 't'"
+bad '{"gate": 1, "commands": {"p": ["cat", "{pth}/x"]}, "cases": [{}]}' "command 'p': '\\{pth}' is none of \\{path}, \\{source}, \\{dir}; \\{\\{ stands for a brace"
+# a brace of its own; another one is what it is
+printf '{"gate": 1, "sources": {"a": {"path": "%s", "root": "%s"}}, "commands": {"p": ["sh", "-c", "test \\"$*\\" = \\"$0\\"", "{{pth} {1} {} {{", "{{pth} {1} {} {{"]}, "cases": [{"source": "a", "load": "p"}]}' "$l" "$lroot" >g.json
+rc 0 gate g.json
 rc 5 gate nowhere.json; one_line
 # the committed matrix itself is a stage of CI
 rc 0 gate "$FIXTURES/gate.json" --list; out '^kda-legacy-tp1: structure hash forward gradients$'
