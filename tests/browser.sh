@@ -20,13 +20,16 @@ train=(--data fixtures/fla/corpus.txt --quiet)
 "$ckpt" diff $source "$work/back" --limit 0 --json >"$work/diff.json" || [ $? -eq 1 ]
 "$ckpt" verify $source --forward --json >"$work/verify.json"
 "$ckpt" convert fixtures/mcore/legacy_tp2 "$work/x" --to torch_dist --tp 4 --dry-run --json >"$work/map.json"
-"$ckpt" report "$work/original" "$work/resumed" "$work/diff.json" "$work/verify.json" "$work/map.json" \
+"$ckpt" study fixtures/fla/kda_trained --data fixtures/fla/corpus.txt --seq-len 64 --blocks 8 --json >"$work/study.json"
+"$ckpt" gate fixtures/gate.json --json >"$work/gate.json"
+"$ckpt" report "$work/original" "$work/resumed" "$work/diff.json" "$work/verify.json" "$work/study.json" \
+    "$work/map.json" "$work/gate.json" \
     --out "$work/page.html" --quiet
 
 shot() { # NAME WIDTH SCHEME
     local dark=()
     if [ "$3" = dark ]; then dark=(--blink-settings=preferredColorScheme=0); fi
-    chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size="$2,3200" \
+    chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size="$2,5200" \
         "${dark[@]}" --enable-logging=stderr --screenshot="$shots/$1.png" "file://$work/page.html" \
         2>"$work/log"
     if grep -i 'CONSOLE' "$work/log"; then

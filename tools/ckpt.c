@@ -5,6 +5,7 @@
 #include "sandbox.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,27 +68,25 @@ static void raise_file_limit(void)
 
 static void program_help(FILE *out)
 {
-    fprintf(out, "usage: ckpt COMMAND ...\n\n"
+    fprintf(out, "usage: ckpt COMMAND ...\n"
                  "Read, convert, reshard and verify model checkpoints.\n\ncommands:\n");
     for (size_t i = 0; ckpt_commands[i] != NULL; i++)
         fprintf(out, "  %-10s %s%s\n", ckpt_commands[i]->name, ckpt_commands[i]->what,
                 ckpt_commands[i]->run == NULL ? " (not built yet)" : "");
-    fprintf(out, "\n  ckpt help COMMAND     options of a command, as ckpt COMMAND --help\n"
-                 "  ckpt --version        version, what was built in\n\n"
-                 "examples:\n"
-                 "  ckpt inspect kimi/                        what is this?\n"
+    fprintf(out, "\nckpt COMMAND --help tells its options, ckpt --version what was built in:\n"
                  "  ckpt convert kimi/ mg/ --to torch_dist --layout megatron --tp 2\n"
-                 "  ckpt verify mg/ --forward --against kimi/\n\n"
                  "exit codes: 0 success, 1 differs or failed verification, 2 usage, 3 malformed "
-                 "input,\n            4 unsupported or refused, 5 I/O, 130 interrupted\n");
+                 "input,\n  4 unsupported or refused, 5 I/O, 130 interrupted\n");
 }
 
-static void print_help(const ckpt_command *command)
+/* all: also what does not fit into the terminal. */
+static void print_help(const ckpt_command *command, bool all)
 {
     ckpt_buf b = {0};
-    ckpt_command_help(command, &b);
-    if (b.data != NULL)
-        fputs((const char *)b.data, stdout);
+    int rows = ckpt_terminal_height(STDOUT_FILENO);
+    ckpt_command_help(command, ckpt_terminal_width(STDOUT_FILENO), all ? INT_MAX : rows, &b);
+    if (b.data != NULL && !b.failed)
+        fwrite(b.data, 1, b.len, stdout);
     ckpt_buf_release(&b);
 }
 
@@ -234,7 +233,7 @@ static int help(int argc, char **argv)
     else if (command == NULL)
         status = CKPT_E_USAGE;
     else
-        print_help(command);
+        print_help(command, true);
     return finish_plain(status, &err);
 }
 
@@ -263,10 +262,10 @@ int main(int argc, char **argv)
     if (tool.command->run != NULL) {
         status = ckpt_command_run(&tool, argc - 2, argv + 2, ready, &err);
         if (tool.g.help && status == CKPT_OK)
-            print_help(tool.command);
+            print_help(tool.command, false);
     } else if (asks_for_help(argc - 2, argv + 2)) {
         tool.g.help = true;
-        print_help(tool.command);
+        print_help(tool.command, false);
         status = CKPT_OK;
     } else {
         status = ckpt_fail(&err, CKPT_E_UNSUPPORTED, "not built yet");

@@ -307,7 +307,7 @@ static const char *shape_text(inspection *in, ckpt_dtype dtype, int rank, const 
 static ckpt_status print_table(inspection *in, ckpt_err *err)
 {
     ckpt_arena *arena = &in->tool->arena;
-    ckpt_table table = {.align = "llrrrl"};
+    ckpt_table table = {.align = "llrrro"};
     static const char *const header[] = {"NAME", "DTYPE", "SHAPE", "SHARDS", "BYTES", "FILE"};
     for (size_t c = 0; c < sizeof header / sizeof header[0]; c++)
         ckpt_table_cell(&table, header[c]);

@@ -36,24 +36,88 @@ const ckpt_opt ckpt_global_opts[] = {
 };
 /* clang-format on */
 
-void ckpt_command_help(const ckpt_command *command, ckpt_buf *b)
+static size_t count_rows(const ckpt_opt *rows)
+{
+    size_t n = 0;
+    while (rows[n].name != NULL)
+        n++;
+    return n;
+}
+
+static void whole_help(const ckpt_command *command, int columns, ckpt_buf *b)
+{
+    ckpt_opt_table own = {"options", command->opts, NULL, NULL};
+    ckpt_opt_table global = {"every command", ckpt_global_opts, NULL, NULL};
+    ckpt_buf_printf(b, "usage: ckpt %s [options] %s\n\n%s\n\n", command->name, command->synopsis,
+                    command->what);
+    ckpt_opts_help(&own, SIZE_MAX, columns, b);
+    ckpt_buf_putc(b, '\n');
+    ckpt_opts_help(&global, SIZE_MAX, columns, b);
+    if (command->notes != NULL)
+        ckpt_buf_printf(b, "\n%s", command->notes);
+    if (command->examples != NULL)
+        ckpt_buf_printf(b, "\nexamples:\n%s", command->examples);
+}
+
+/* "TITLE: --a --b ...", wrapped. */
+static void names(ckpt_buf *b, const char *title, const ckpt_opt *rows, int columns)
+{
+    size_t at = strlen(title) + 1;
+    ckpt_buf_printf(b, "%s:", title);
+    for (const ckpt_opt *o = rows; o->name != NULL; o++) {
+        size_t n = strlen(o->name) + 3;
+        if (at + n >= (size_t)columns) {
+            ckpt_buf_puts(b, "\n ");
+            at = 1;
+        }
+        ckpt_buf_printf(b, " --%s", o->name);
+        at += n;
+    }
+    ckpt_buf_putc(b, '\n');
+}
+
+/* The first n options, the names of the others, and examples. */
+static void brief_help(const ckpt_command *command, size_t n, int columns, ckpt_buf *b)
+{
+    ckpt_opt_table own = {"options", command->opts, NULL, NULL};
+    ckpt_buf_printf(b, "usage: ckpt %s [options] %s\n%s\n\n", command->name, command->synopsis,
+                    command->what);
+    ckpt_opts_help(&own, n, columns, b);
+    if (command->opts[n].name != NULL)
+        names(b, "more", command->opts + n, columns);
+    names(b, "every command", ckpt_global_opts, columns);
+    if (command->examples != NULL)
+        ckpt_buf_printf(b, "\nexamples:\n%s", command->examples);
+    ckpt_buf_printf(b, "\nall of it: ckpt help %s\n", command->name);
+}
+
+static int rows_of(const ckpt_buf *b, int columns)
+{
+    int rows = 0, at = 0;
+    for (size_t i = 0; i < b->len; i++) {
+        at += b->data[i] != '\n';
+        if (b->data[i] == '\n' || at > columns) {
+            rows++;
+            at = b->data[i] != '\n';
+        }
+    }
+    return rows;
+}
+
+void ckpt_command_help(const ckpt_command *command, int columns, int rows, ckpt_buf *b)
 {
     if (command->run == NULL) {
         ckpt_buf_printf(b, "usage: ckpt %s ...\n\n%s: not built yet\n", command->name,
                         command->what);
         return;
     }
-    ckpt_opt_table own = {"options", command->opts, NULL, NULL};
-    ckpt_opt_table global = {"every command", ckpt_global_opts, NULL, NULL};
-    ckpt_buf_printf(b, "usage: ckpt %s [options] %s\n\n%s\n\n", command->name, command->synopsis,
-                    command->what);
-    ckpt_opts_help(&own, b);
-    ckpt_buf_putc(b, '\n');
-    ckpt_opts_help(&global, b);
-    if (command->notes != NULL)
-        ckpt_buf_printf(b, "\n%s", command->notes);
-    if (command->examples != NULL)
-        ckpt_buf_printf(b, "\nexamples:\n%s", command->examples);
+    whole_help(command, columns, b);
+    if (columns <= 0)
+        return;
+    for (size_t n = count_rows(command->opts) + 1; rows_of(b, columns) >= rows && n > 0;) {
+        b->len = 0;
+        brief_help(command, --n, columns, b);
+    }
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -130,14 +194,6 @@ static void release_lists(const ckpt_command *command, void *opts)
     for (const ckpt_opt *o = command->opts; o->name != NULL; o++)
         if (o->kind == CKPT_OPT_LIST)
             ckpt_strings_release((ckpt_strings *)(void *)((char *)opts + o->offset));
-}
-
-static size_t count_rows(const ckpt_opt *rows)
-{
-    size_t n = 0;
-    while (rows[n].name != NULL)
-        n++;
-    return n;
 }
 
 ckpt_status ckpt_command_check(const ckpt_command *command, const ckpt_strings *words,

@@ -269,10 +269,26 @@ done:
     return status;
 }
 
-void ckpt_opts_help(const ckpt_opt_table *table, ckpt_buf *out)
+/* Words of a text that starts at HELP_COLUMN, in lines of `columns` (0: one line). */
+static void wrapped(ckpt_buf *out, const char *text, int columns)
+{
+    size_t room = columns > HELP_COLUMN + 20 ? (size_t)(columns - HELP_COLUMN - 1) : SIZE_MAX;
+    for (size_t n = strlen(text); n > room;) {
+        size_t cut = room;
+        while (cut > 0 && text[cut] != ' ')
+            cut--;
+        cut = cut > 0 ? cut : room;
+        ckpt_buf_printf(out, "%.*s\n%*s", (int)cut, text, HELP_COLUMN, "");
+        text += cut + (text[cut] == ' ');
+        n = strlen(text);
+    }
+    ckpt_buf_printf(out, "%s\n", text);
+}
+
+void ckpt_opts_help(const ckpt_opt_table *table, size_t n, int columns, ckpt_buf *out)
 {
     ckpt_buf_printf(out, "%s:\n", table->title);
-    for (const ckpt_opt *o = table->rows; o->name != NULL; o++) {
+    for (const ckpt_opt *o = table->rows; o->name != NULL && n > 0; o++, n--) {
         size_t start = out->len;
         ckpt_buf_printf(out, "  --%s%s%s", o->name, o->arg != NULL ? " " : "",
                         o->arg != NULL ? o->arg : "");
@@ -281,6 +297,7 @@ void ckpt_opts_help(const ckpt_opt_table *table, ckpt_buf *out)
             ckpt_buf_putc(out, '\n');
             width = 0;
         }
-        ckpt_buf_printf(out, "%*s%s\n", (int)(HELP_COLUMN - width), "", o->help);
+        ckpt_buf_printf(out, "%*s", (int)(HELP_COLUMN - width), "");
+        wrapped(out, o->help, columns);
     }
 }

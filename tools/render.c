@@ -138,25 +138,36 @@ static int width_of(const char *s)
     return n;
 }
 
-/* On a terminal a table that is too wide gives up columns' ends: the widest column, which holds names
- * or files, is cut to what is left, but not below 16. Elsewhere nothing is ever cut. */
-static void fit(int *width, size_t n, int indent, int room)
+static int width_of_all(const int *width, size_t n, int indent)
 {
     int all = indent + 2 * ((int)n - 1);
     for (size_t c = 0; c < n; c++)
         all += width[c];
+    return all;
+}
+
+/* On a terminal a table that is too wide gives up first a last column that is 'o', then the middle of
+ * its cells: the widest column, which holds names, is cut to what is left, but not below 16. Elsewhere
+ * nothing is ever cut. Columns that are shown. */
+static size_t fit(int *width, const char *align, int indent, int room)
+{
+    size_t n = strlen(align);
+    if (room > 0 && n > 1 && align[n - 1] == 'o' && width_of_all(width, n, indent) > room)
+        n--;
+    int all = width_of_all(width, n, indent);
     while (room > 0 && all > room) {
         size_t widest = 0;
         for (size_t c = 1; c < n; c++)
             widest = width[c] > width[widest] ? c : widest;
         int less = all - room < width[widest] - 16 ? all - room : width[widest] - 16;
         if (less <= 0)
-            return;
+            break;
         /* two wide columns share the loss */
         less = less > 8 ? 8 : less;
         width[widest] -= less;
         all -= less;
     }
+    return n;
 }
 
 /* The cell, its middle replaced where it is wider than the column. */
@@ -195,17 +206,17 @@ void ckpt_table_print(const ckpt_table *table, FILE *out, int indent, bool heade
         if (w > width[i % n])
             width[i % n] = w;
     }
-    fit(width, n, indent, ckpt_terminal_width(fileno(out)));
+    size_t shown = fit(width, table->align, indent, ckpt_terminal_width(fileno(out)));
     for (size_t r = 0; r < rows; r++) {
         bool head = header && r == 0;
         fprintf(out, "%*s%s", indent, "", ckpt_paint_on(colour && head, CKPT_BOLD));
-        for (size_t c = 0; c < n; c++) {
+        for (size_t c = 0; c < shown; c++) {
             const char *cell = table->cells[r * n + c];
             int pad = width[c] > width_of(cell) ? width[c] - width_of(cell) : 0;
             bool right = table->align[c] == 'r';
             fprintf(out, "%*s", right ? pad : 0, "");
             print_cell(out, cell, width[c]);
-            fprintf(out, "%*s%s", right || c + 1 == n ? 0 : pad, "", c + 1 < n ? "  " : "");
+            fprintf(out, "%*s%s", right || c + 1 == shown ? 0 : pad, "", c + 1 < shown ? "  " : "");
         }
         fprintf(out, "%s\n", ckpt_paint_off(colour && head));
     }
@@ -246,6 +257,12 @@ int ckpt_terminal_width(int fd)
     return n >= 20 && n < 10000 ? (int)n : 80;
 }
 
+int ckpt_terminal_height(int fd)
+{
+    struct winsize size;
+    return isatty(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 ? size.ws_row : 24;
+}
+
 /* The end of a name tells tensors apart: what is too long loses its beginning. */
 static const char *tail(const char *name, size_t room, const char **dots)
 {
@@ -271,10 +288,11 @@ static void bar_tick(void *self, uint64_t done, uint64_t total, const char *now_
     char cells[CELLS + 1];
     double part = total > 0 ? (double)done / (double)total : 1;
     double rate = (double)done / elapsed;
-    int full = (int)(part * CELLS), width = ckpt_terminal_width(STDERR_FILENO);
-    for (int i = 0; i < CELLS; i++)
+    int width = ckpt_terminal_width(STDERR_FILENO), n = width < 90 ? CELLS / 3 : CELLS;
+    int full = (int)(part * n);
+    for (int i = 0; i < n; i++)
         cells[i] = i < full ? '#' : '.';
-    cells[CELLS] = '\0';
+    cells[n] = '\0';
     ckpt_arena scratch = {0};
     ckpt_buf b = {0};
     ckpt_buf_printf(&b, "%s [%s] %3.0f%%  %s of %s  %s/s", bar->label, cells, part * 100,

@@ -36,11 +36,12 @@ const char *ckpt_paint_off(bool colour);
 
 /* Columns of the terminal behind a descriptor (COLUMNS overrides); 0 if it is none. */
 int ckpt_terminal_width(int fd);
+int ckpt_terminal_height(int fd); /* rows; 24 where nobody knows */
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 /* Cells are borrowed. Columns whose letter in `align` is 'r' are right-aligned; the last column is
- * never padded. Rows are printed by ckpt_table_print, under the header if there is one. */
+ * never padded, and left out on a terminal without room if its letter is 'o'. Rows are printed by ckpt_table_print, under the header if there is one. */
 typedef struct ckpt_table {
     const char *align; /* one letter a column */
     const char **cells;

@@ -50,5 +50,8 @@ ckpt_status ckpt_heat(ckpt_buf *out, ckpt_arena *arena, const char *title, const
 /* report_doc.c: what a document of a command holds. Errors: CKPT_E_FORMAT it is none that is known. */
 ckpt_status ckpt_report_doc(ckpt_buf *out, ckpt_arena *arena, const report_input *in,
                             ckpt_err *err) CKPT_MUST_USE;
+/* report_study.c: the document of `ckpt study`. */
+ckpt_status ckpt_report_study(ckpt_buf *out, ckpt_arena *arena, const ckpt_json *doc,
+                              ckpt_err *err) CKPT_MUST_USE;
 
 #endif

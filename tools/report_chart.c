@@ -74,11 +74,28 @@ static void grid_line(ckpt_buf *out, const frame *f, double value)
                     LEFT, WIDTH - RIGHT, y, y, LEFT - 5, y + 4, text);
 }
 
+/* Powers of ten, and between few of them also 2 and 5 times each. */
+static void log_lines(ckpt_buf *out, const frame *f)
+{
+    static const double between[] = {1, 2, 5};
+    size_t each = f->y1 - f->y0 < 2.5 ? 3 : 1;
+    double step = fmax(1, nice_step(f->y1 - f->y0));
+    for (double v = floor(f->y0 / step) * step; v <= f->y1; v += step)
+        for (size_t i = 0; i < each; i++) {
+            double exponent = v + log10(between[i]);
+            if (exponent >= f->y0 && exponent <= f->y1)
+                grid_line(out, f, between[i] * pow(10, v));
+        }
+}
+
 static void axes(ckpt_buf *out, const frame *f)
 {
     double step = nice_step(f->y1 - f->y0);
-    for (double v = ceil(f->y0 / step) * step; v <= f->y1; v += step)
-        grid_line(out, f, f->log ? pow(10, v) : fabs(v) < step * 1e-6 ? 0 : v);
+    if (f->log)
+        log_lines(out, f);
+    else
+        for (double v = ceil(f->y0 / step) * step; v <= f->y1; v += step)
+            grid_line(out, f, fabs(v) < step * 1e-6 ? 0 : v);
     step = fmax(1, nice_step(f->x1 - f->x0));
     for (double v = ceil(f->x0 / step) * step; v <= f->x1; v += step)
         ckpt_buf_printf(

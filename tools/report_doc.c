@@ -1,4 +1,4 @@
-/* What `ckpt report` shows of the documents of diff, verify, convert and gate. */
+/* What `ckpt report` shows of the documents of diff, verify, convert and gate (study: report_study.c). */
 #include "report.h"
 
 #include <math.h>
@@ -451,11 +451,13 @@ ckpt_status ckpt_report_doc(ckpt_buf *out, ckpt_arena *arena, const report_input
         status = convert_doc(out, arena, in->doc, err);
     else if (strcmp(command, "gate") == 0)
         gate_doc(out, in->doc);
+    else if (strcmp(command, "study") == 0)
+        status = ckpt_report_study(out, arena, in->doc, err);
     else
-        status =
-            ckpt_fail(err, CKPT_E_FORMAT,
-                      "%s: a document of '%s'; diff, verify, convert, gate and metrics are drawn",
-                      in->path, command);
+        status = ckpt_fail(
+            err, CKPT_E_FORMAT,
+            "%s: a document of '%s'; diff, verify, convert, gate, study and metrics are drawn",
+            in->path, command);
     ckpt_buf_puts(out, "</section>\n");
     return status;
 }

@@ -12,3 +12,26 @@ rc 0 convert -h; silent; out '--kda-f-lora-rank R\|none'
 rc 0 convert a b --help; silent
 rc 0 bench --help; silent; out 'not built yet'
 rc 4 bench x; one_line; err "^ckpt: bench: not built yet$"
+
+# On a terminal --help fits it: the first options explained, the others named. `ckpt help` tells all.
+term() { TERM=xterm script -qec "stty rows $1 cols $2; '$CKPT' $3" /dev/null </dev/null | tr -d '\r'; }
+for c in '' inspect convert verify diff train study gate sign report formats completion; do
+    term 24 80 "$c --help" >screen
+    [ "$(fold -w 80 screen | wc -l)" -le 23 ] || fail "$c --help does not fit: $(cat screen)"
+    [ "$(wc -l <screen)" -ge 10 ] || fail "$c --help is short: $(cat screen)"
+done
+term 24 80 'convert --help' >screen
+grep -q '^  --to keep' screen && grep -q -- '--max-shard-size' screen && grep -q 'ckpt help convert$' screen || fail screen
+rc 0 convert --help; cp $OUT all; term 200 400 'convert --help' >screen; same all screen
+term 24 400 'help convert' >screen; same all screen
+
+# On a terminal tables and the progress line keep to its width; a pipe gets whole names and no bar.
+k=$FIXTURES/hf/kimi_linear_tiny
+term 24 80 "inspect $k" >screen
+[ "$(sed 's/\x1b\[[0-9;]*m//g' screen | grep '^[A-Z].*NAME\|weight ' | wc -L)" -le 80 ] || fail "wider than 80: $(cat screen)"
+grep -q '\.\.\.' screen || grep -q 'BYTES$' screen || fail "nothing is left out: $(head -12 screen)"
+rc 0 inspect $k; out 'FILE$'; no_out '\.\.\.'
+st z.safetensors '{"t":{"dtype":"F32","shape":[500,64000],"data_offsets":[0,128000000]}}' 128000000
+term 24 70 "convert z.safetensors out.h5 --to hdf5 --compress shuffle-deflate:9 --threads 1" | tr '\033' '\n' >screen
+grep -qE '^\[Kconvert \[[#.]+\] +[0-9]+%  [0-9.]+ [kMG]B of [0-9.]+ [kMG]B  [0-9.]+ [kMG]B/s' screen || fail "no bar: $(head -c 400 screen)"
+[ "$(grep '^\[Kconvert' screen | wc -L)" -le $((70 + 2)) ] || fail "the bar is too wide"

@@ -7,7 +7,9 @@ rc 0 convert $k n.safetensors --dtype bf16
 rc 1 diff $k n.safetensors --json; cp $OUT d.json
 rc 0 verify $k --forward --json; cp $OUT v.json
 rc 0 convert $FIXTURES/mcore/legacy_tp2 x --to torch_dist --tp 4 --dry-run --json; cp $OUT c.json
-rc 0 report a b/metrics.jsonl d.json v.json c.json --title 'x & <y>'; silent; out '^ckpt-report.html: '
+OMP_NUM_THREADS=1 rc 0 study $FIXTURES/fla/kda_trained --data $FIXTURES/fla/corpus.txt --seq-len 64 --blocks 2 \
+    --threads 1 --only fp8_operands --json; cp $OUT s.json
+rc 0 report a b/metrics.jsonl d.json v.json c.json s.json --title 'x & <y>'; silent; out '^ckpt-report.html: '
 python3 - <<'END' || fail 'page'
 import re
 from html.parser import HTMLParser
@@ -25,7 +27,7 @@ class P(HTMLParser):
     def handle_startendtag(s, tag, a): s.n[tag] = s.n.get(tag, 0) + 1
     def handle_endtag(s, tag): assert s.stack.pop() == tag, tag
 p = P(); p.feed(t); assert not p.stack, p.stack
-assert p.n['svg'] >= 4 + 2 + 12 and p.n['path'] == 8 and '<title>x &amp; &lt;y&gt;</title>' in t and 'a/&lt;b&gt;' in t
+assert p.n['svg'] >= 4 + 2 + 12 + 2 and p.n['circle'] == 4 and 'fp8_operands: 0.00' in t and p.n['path'] == 8 and '<title>x &amp; &lt;y&gt;</title>' in t and 'a/&lt;b&gt;' in t
 assert 'blocks.0.kda.q.weight' in t and 'in_proj' in t and 'prefers-color-scheme:dark' in t
 END
 rc 2 report a; one_line; err 'exists already'
