@@ -184,6 +184,17 @@ DEV int64_t first_part(const att_args &p, int64_t seq)
     }
     return lo;
 }
+/* The walk of a tile of keys from j0 on, for the heads of a group, at its first tile. */
+template <int KB>
+DEV query_walk first_queries(const att_args &p, int64_t seq, int64_t j0, int group)
+{
+    const int share = (int)(p.N / p.G);
+    query_walk w = {
+        &p, first_part(p, seq), seq, j0, 0, -1, group * share, (group + 1) * share, 0, 0, 0};
+    w.part = w.first;
+    walk_to_tile<KB>(&w);
+    return w;
+}
 
 /* This warp's 16 rows of dk and dv, of `here` keys from token `from`. */
 template <class E, bool WITH_K, bool WITH_V, int NK, int NV>
@@ -225,17 +236,14 @@ attend_dkv(att_args p)
     E *sk = (E *)memory, *sv = sk + F::fixed_k, *sq = sv + F::fixed_v, *sd = sq + 2 * F::kv_k;
     E *left = sd + 2 * F::kv_v;
     float *rows = (float *)(left + left_elements<E>(F::rows, B)); /* [2][lse, D][B] */
-    const int group = (int)(blockIdx.x % p.G), share = (int)(p.N / p.G), tid = (int)threadIdx.x;
+    const int group = (int)(blockIdx.x % p.G), tid = (int)threadIdx.x;
     const int m0 = tid / 32 * 16, g = lane() >> 2, c0 = 2 * (lane() & 3);
     const int64_t base = p.cu[seq], len = p.cu[seq + 1] - base, j0 = tile * F::rows;
     const int64_t ldq = p.N * p.DK, ldo = p.N * p.DV, here = len - j0;
     float dk[1][NK][4], dv[1][NV][4];
     clear(dk);
     clear(dv);
-    query_walk w = {
-        &p, first_part(p, seq), seq, j0, 0, -1, group * share, (group + 1) * share, 0, 0, 0};
-    w.part = w.first;
-    walk_to_tile<B>(&w);
+    query_walk w = first_queries<B>(p, seq, j0, group);
     load_tile<F::rows, DK, T>(sk, (const E *)p.k + ((base + j0) * p.G + group) * p.DK, p.G * p.DK,
                               here, p.DK, p.wide_k);
     load_tile<F::rows, DV, T>(sv, (const E *)p.v + ((base + j0) * p.G + group) * p.DV, p.G * p.DV,

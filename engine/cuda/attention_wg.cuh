@@ -1,30 +1,39 @@
 /* Attention by warpgroup products (wgmma.cuh), for sm_90a: the formulas and sums of attention_fwd.cuh and
- * attention_bwd.cuh, two warpgroups of 64 rows a block. What they change is when: a warpgroup's products
- * run while its registers are worked on, so
+ * attention_bwd.cuh. Of a block's three warpgroups two have 64 rows each and the third brings the tiles
+ * (ring.cuh), so that the two need not wait for each other and one's products run beside the other's weights.
+ * A warpgroup's own products, too, run while its registers are worked on:
  *   forward   scores of the next tile and this tile's output are under way together, and the weights of the
  *             next are computed while the output is;
  *   backward  dP is under way while weights are computed, and the last products of a tile while the next
- *             begins; three stages, as a tile may still be read when the one after it is waited for.
- * One barrier a tile. */
+ *             begins. */
 #ifndef CKPT_CUDA_ATTENTION_WG_CUH
 #define CKPT_CUDA_ATTENTION_WG_CUH
 
 #include "attention_bwd.cuh"
 #include "attention_fwd.cuh"
-#include "panels.cuh"
+#include "ring.cuh"
 
 namespace kda
 {
 
 /* FB keys a tile forward; DB keys: dq; KB queries: dk and dv. */
 template <int DK, int DV> struct wg_shape {
-    static constexpr int FB = DK > 192 ? 64 : 128, DB = DK > 192 ? 32 : 64, KB = DK > 128 ? 32 : 64;
+    static constexpr int FB = DK > 192 ? 64 : 128, DB = DK > 192 ? 32 : 64,
+                         KB = DK > 128  ? 32
+                              : DK > 64 ? 48
+                                        : 64;
     static constexpr bool split = DK > 192;
-    static constexpr int threads = 256, rows = 128, stages = 3;
-    static constexpr int fwd_bytes = 1024 + 2 * (rows * DK + 2 * FB * (DK + DV));
-    static constexpr int dq_bytes = 1024 + 2 * (rows + stages * DB) * (DK + DV);
-    static constexpr int kv_bytes =
-        1024 + 2 * (rows + stages * KB) * (DK + DV) + stages * 2 * KB * (int)sizeof(float);
+    static constexpr int threads = READERS + WRITERS, rows = 128, stages = 3;
+    static constexpr int row = 2 * KB + 4; /* numbers of a tile of queries */
+    static constexpr int fwd_tiles = 2 * (rows * DK + 2 * FB * (DK + DV)),
+                         dq_tiles = 2 * (rows + stages * DB) * (DK + DV),
+                         kv_tiles = 2 * (rows + stages * KB) * (DK + DV) +
+                                    stages * row * (int)sizeof(float);
+    static constexpr int fwd_bytes = 1024 + fwd_tiles + RING_BYTES,
+                         dq_bytes = 1024 + dq_tiles + RING_BYTES,
+                         kv_bytes = 1024 + kv_tiles + RING_BYTES;
+    /* Registers of a thread that multiplies. */
+    static constexpr int reads = 224, kv_reads = DK > 64 && !split ? 240 : reads;
 };
 
 #ifdef CKPT_CUDA_HAS_WGMMA
@@ -59,74 +68,86 @@ template <int NT> DEV void pack(uint32_t (&w)[NT / 2][4], const float (&s)[NT][4
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
-template <int DK, int DV> DEV void attend_wg_block(const att_args &p, bf16 *sq, const query_tile &t)
+template <int DK, int DV> struct fwd_tiles {
+    typedef wg_shape<DK, DV> F;
+    static constexpr int B = F::FB;
+    bf16 *q, *k, *v;
+    ring<2> ks, vs;
+    int64_t keys;
+    DEV fwd_tiles(bf16 *s, const query_tile &t)
+        : q(s), k(q + F::rows * DK),
+          v(k + 2 * B * DK), ks{(uint64_t *)((unsigned char *)s + F::fwd_tiles)}, vs{ks.full + 4},
+          keys(t.i0 + t.n)
+    {
+    }
+};
+template <int DK, int DV>
+DEV void attend_wg_write(const att_args &p, const fwd_tiles<DK, DV> &s, const query_tile &t)
 {
     typedef wg_shape<DK, DV> F;
-    constexpr int T = F::threads, B = F::FB;
-    bf16 *sk = sq + F::rows * DK, *sv = sk + 2 * B * DK;
-    const int m0 = (int)threadIdx.x / 32 * 16, first = (int)threadIdx.x / 128 * 64;
-    const int64_t ldk = p.G * p.DK, ldv = p.G * p.DV, keys = t.i0 + t.n;
+    constexpr int B = F::FB, T = WRITERS;
+    const int64_t ldk = p.G * p.DK, ldv = p.G * p.DV;
     const bf16 *k = (const bf16 *)p.k + (t.base * p.G + t.g) * p.DK;
     const bf16 *v = (const bf16 *)p.v + (t.base * p.G + t.g) * p.DV;
+    writer w;
+    load_panels<F::rows, DK, T>(s.q, (const bf16 *)p.q + (t.row * p.N + t.head) * p.DK, p.N * p.DK,
+                                t.n, p.DK, p.wide_k);
+    int n = 0;
+    for (int64_t j0 = 0; j0 < s.keys; j0 += B, n++) {
+        s.ks.wait_empty(n);
+        load_panels<B, DK, T>(s.k + n % 2 * B * DK, k + j0 * ldk, ldk, s.keys - j0, p.DK, p.wide_k);
+        w.wrote(s.ks, n);
+        s.vs.wait_empty(n);
+        load_panels<B, DV, T>(s.v + n % 2 * B * DV, v + j0 * ldv, ldv, s.keys - j0, p.DV, p.wide_v);
+        w.wrote(s.vs, n);
+    }
+    w.end();
+}
+template <int DK, int DV>
+DEV void attend_wg_read(const att_args &p, const fwd_tiles<DK, DV> &x, const query_tile &t)
+{
+    typedef wg_shape<DK, DV> F;
+    constexpr int B = F::FB;
+    const int m0 = (int)threadIdx.x / 32 * 16, first = (int)threadIdx.x / 128 * 64;
     float o[1][DV / 8][4], s[1][B / 8][4], m[1][2], l[1][2], keep[1][2];
     uint32_t w[B / 16][4];
     clear(o);
     m[0][0] = m[0][1] = -INFINITY;
     l[0][0] = l[0][1] = 0;
-    auto load_k = [&](int at, int64_t j0) {
-        if (j0 < keys)
-            load_panels<B, DK, T>(sk + at * B * DK, k + j0 * ldk, ldk, keys - j0, p.DK, p.wide_k);
-    };
-    auto load_v = [&](int at, int64_t j0) {
-        if (j0 < keys)
-            load_panels<B, DV, T>(sv + at * B * DV, v + j0 * ldv, ldv, keys - j0, p.DV, p.wide_v);
-    };
-    load_panels<F::rows, DK, T>(sq, (const bf16 *)p.q + (t.row * p.N + t.head) * p.DK, p.N * p.DK,
-                                t.n, p.DK, p.wide_k);
-    load_k(0, 0);
-    copy_commit();
-    load_k(1, B);
-    load_v(0, 0);
-    copy_commit();
-    copy_wait<1>();
-    products_see_writes();
-    sync_block();
+    x.ks.wait_full(0);
     products_begin();
-    scores<DK, F::rows, B>(s[0], sq, first, sk);
+    scores<DK, F::rows, B>(s[0], x.q, first, x.k);
     products_wait<0>();
     hold(s[0]);
+    x.ks.read(0);
     weigh(s, m, l, keep, p.scale2, t.i0 + m0, 0);
     pack(w, s[0]);
-    int at = 0;
-    int64_t j0 = 0;
-    for (; j0 + B < keys; j0 += B, at ^= 1) {
-        copy_wait<0>();
-        products_see_writes();
-        sync_block(); /* the next K and this V are there, this K and the last V no longer needed */
-        load_k(at, j0 + 2 * B);
-        load_v(at ^ 1, j0 + B);
-        copy_commit();
+    int n = 0;
+    for (int64_t j0 = B; j0 < x.keys; j0 += B, n++) {
+        x.ks.wait_full(n + 1);
         hold(o[0]);
         hold(w);
         products_begin();
-        scores<DK, F::rows, B>(s[0], sq, first, sk + (at ^ 1) * B * DK);
-        add_rows<DV, B>(o[0], w, sv + at * B * DV);
+        scores<DK, F::rows, B>(s[0], x.q, first, x.k + (n + 1) % 2 * B * DK);
+        x.vs.wait_full(n);
+        products_begin();
+        add_rows<DV, B>(o[0], w, x.v + n % 2 * B * DV);
         products_wait<1>();
         hold(s[0]);
-        weigh(s, m, l, keep, p.scale2, t.i0 + m0, j0 + B);
+        x.ks.read(n + 1);
+        weigh(s, m, l, keep, p.scale2, t.i0 + m0, j0);
         products_wait<0>();
         hold(o[0]);
         hold(w);
+        x.vs.read(n);
         rescale(o, keep);
         pack(w, s[0]);
     }
-    copy_wait<0>();
-    products_see_writes();
-    sync_block();
+    x.vs.wait_full(n);
     hold(o[0]);
     hold(w);
     products_begin();
-    add_rows<DV, B>(o[0], w, sv + at * B * DV);
+    add_rows<DV, B>(o[0], w, x.v + n % 2 * B * DV);
     products_wait<0>();
     hold(o[0]);
     finish_rows<bf16>(p, t, m0, o, m, l);
@@ -134,67 +155,85 @@ template <int DK, int DV> DEV void attend_wg_block(const att_args &p, bf16 *sq, 
 
 /* ---- dq ------------------------------------------------------------------------------------- */
 
-template <int DK, int DV> DEV void dq_wg_block(const att_args &p, bf16 *sq, const query_tile &t)
+template <int DK, int DV> struct dq_tiles {
+    typedef wg_shape<DK, DV> F;
+    bf16 *q, *d, *k, *v;
+    ring<F::stages> at;
+    int64_t keys;
+    DEV dq_tiles(bf16 *s, const query_tile &t)
+        : q(s), d(q + F::rows * DK), k(d + F::rows * DV),
+          v(k + F::stages * F::DB * DK), at{(uint64_t *)((unsigned char *)s + F::dq_tiles)},
+          keys(t.i0 + t.n)
+    {
+    }
+};
+template <int DK, int DV>
+DEV void dq_wg_write(const att_args &p, const dq_tiles<DK, DV> &s, const query_tile &t)
 {
     typedef wg_shape<DK, DV> F;
-    constexpr int T = F::threads, B = F::DB, NT = B / 8;
-    bf16 *sd = sq + F::rows * DK, *sk = sd + F::rows * DV, *sv = sk + F::stages * B * DK;
-    const int m0 = (int)threadIdx.x / 32 * 16, first = (int)threadIdx.x / 128 * 64;
-    const int g = lane() >> 2, c0 = 2 * (lane() & 3);
-    const int64_t ldk = p.G * p.DK, ldv = p.G * p.DV, keys = t.i0 + t.n;
+    constexpr int B = F::DB, T = WRITERS;
+    const int64_t ldk = p.G * p.DK, ldv = p.G * p.DV, row = t.row * p.N + t.head;
     const bf16 *k = (const bf16 *)p.k + (t.base * p.G + t.g) * p.DK;
     const bf16 *v = (const bf16 *)p.v + (t.base * p.G + t.g) * p.DV;
+    writer w;
+    load_panels<F::rows, DK, T>(s.q, (const bf16 *)p.q + row * p.DK, p.N * p.DK, t.n, p.DK,
+                                p.wide_k);
+    load_panels<F::rows, DV, T>(s.d, (const bf16 *)p.d_o + row * p.DV, p.N * p.DV, t.n, p.DV,
+                                p.wide_v);
+    int n = 0;
+    for (int64_t j0 = 0; j0 < s.keys; j0 += B, n++) {
+        const int at = n % F::stages * B;
+        s.at.wait_empty(n);
+        load_panels<B, DK, T>(s.k + at * DK, k + j0 * ldk, ldk, s.keys - j0, p.DK, p.wide_k);
+        load_panels<B, DV, T>(s.v + at * DV, v + j0 * ldv, ldv, s.keys - j0, p.DV, p.wide_v);
+        w.wrote(s.at, n);
+    }
+    w.end();
+}
+template <int DK, int DV>
+DEV void dq_wg_read(const att_args &p, const dq_tiles<DK, DV> &x, const query_tile &t)
+{
+    typedef wg_shape<DK, DV> F;
+    constexpr int B = F::DB, NT = B / 8;
+    const int m0 = (int)threadIdx.x / 32 * 16, first = (int)threadIdx.x / 128 * 64;
+    const int g = lane() >> 2, c0 = 2 * (lane() & 3);
     float dq[1][DK / 8][4], lse[2], D[2];
     uint32_t w[B / 16][4];
     clear(dq);
     load_rows(p, t, m0, lse, D);
-    auto load = [&](int at, int64_t j0) {
-        if (j0 < keys) {
-            load_panels<B, DK, T>(sk + at * B * DK, k + j0 * ldk, ldk, keys - j0, p.DK, p.wide_k);
-            load_panels<B, DV, T>(sv + at * B * DV, v + j0 * ldv, ldv, keys - j0, p.DV, p.wide_v);
-        }
-        copy_commit();
-    };
-    load_panels<F::rows, DK, T>(sq, (const bf16 *)p.q + (t.row * p.N + t.head) * p.DK, p.N * p.DK,
-                                t.n, p.DK, p.wide_k);
-    load_panels<F::rows, DV, T>(sd, (const bf16 *)p.d_o + (t.row * p.N + t.head) * p.DV, p.N * p.DV,
-                                t.n, p.DV, p.wide_v);
-    load(0, 0);
-    int at = 0;
-    for (int64_t j0 = 0; j0 < keys; j0 += B) {
+    int n = 0;
+    for (int64_t j0 = 0; j0 < x.keys; j0 += B, n++) {
         float s[NT][4], dp[NT][4];
-        const int next = at + 1 < F::stages ? at + 1 : 0;
-        copy_wait<0>();
-        products_see_writes();
-        sync_block();
-        load(next, j0 + B);
+        const bf16 *k = x.k + n % F::stages * B * DK, *v = x.v + n % F::stages * B * DV;
+        x.at.wait_full(n);
         products_begin();
-        scores<DK, F::rows, B>(s, sq, first, sk + at * B * DK);
-        scores<DV, F::rows, B>(dp, sd, first, sv + at * B * DV);
+        scores<DK, F::rows, B>(s, x.q, first, k);
+        scores<DV, F::rows, B>(dp, x.d, first, v);
         products_wait<1>(); /* and the last tile's dq */
         hold(s);
         hold(w);
+        if (n > 0)
+            x.at.read(n - 1);
         const bool edge = j0 + B - 1 > t.i0 + m0;
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int i = 0; i < NT; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const bool out = edge && j0 + 8 * n + c0 + e % 2 > t.i0 + m0 + g + 8 * (e / 2);
-                s[n][e] = out ? 0.f : ex2(s[n][e] * p.scale2 - lse[e / 2]);
+                const bool out = edge && j0 + 8 * i + c0 + e % 2 > t.i0 + m0 + g + 8 * (e / 2);
+                s[i][e] = out ? 0.f : ex2(s[i][e] * p.scale2 - lse[e / 2]);
             }
         products_wait<0>();
         hold(dp);
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int i = 0; i < NT; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                s[n][e] *= dp[n][e] - D[e / 2];
+                s[i][e] *= dp[i][e] - D[e / 2];
         pack(w, s);
         hold(dq[0]);
         hold(w);
         products_begin();
-        add_rows<DK, B>(dq[0], w, sk + at * B * DK);
-        at = next;
+        add_rows<DK, B>(dq[0], w, k);
     }
     products_wait<0>();
     hold(dq[0]);
@@ -203,63 +242,86 @@ template <int DK, int DV> DEV void dq_wg_block(const att_args &p, bf16 *sq, cons
 
 /* ---- dk, dv --------------------------------------------------------------------------------- */
 
-template <int DK, int DV, bool WITH_K, bool WITH_V>
-DEV void dkv_wg_block(const att_args &p, bf16 *sk, int64_t seq, int64_t tile)
+template <int DK, int DV> struct kv_tiles {
+    typedef wg_shape<DK, DV> F;
+    bf16 *k, *v, *q, *d;
+    float *rows; /* [stages]: lse and D of KB queries, the first one's token, -1: no more */
+    ring<F::stages> at;
+    int group;
+    int64_t seq, base, j0,
+        here; /* the sequence, its first token, this tile's first key, keys from it on */
+    DEV kv_tiles(const att_args &p, bf16 *s, int64_t n, int64_t tile)
+        : k(s), v(k + F::rows * DK), q(v + F::rows * DV), d(q + F::stages * F::KB * DK),
+          rows((float *)(d + F::stages * F::KB * DV)), at{(uint64_t *)((unsigned char *)s +
+                                                                       F::kv_tiles)},
+          group((int)(blockIdx.x % p.G)), seq(n), base(p.cu[n]), j0(tile * F::rows),
+          here(p.cu[n + 1] - base - j0)
+    {
+    }
+};
+template <int DK, int DV> DEV void dkv_wg_write(const att_args &p, const kv_tiles<DK, DV> &s)
 {
     typedef wg_shape<DK, DV> F;
-    constexpr int T = F::threads, B = F::KB, NT = B / 8;
+    constexpr int B = F::KB, T = WRITERS;
+    const int tid = (int)threadIdx.x % T;
+    const int64_t key = (s.base + s.j0) * p.G + s.group;
+    query_walk w = first_queries<B>(p, s.seq, s.j0, s.group);
+    writer to;
+    load_panels<F::rows, DK, T>(s.k, (const bf16 *)p.k + key * p.DK, p.G * p.DK, s.here, p.DK,
+                                p.wide_k);
+    load_panels<F::rows, DV, T>(s.v, (const bf16 *)p.v + key * p.DV, p.G * p.DV, s.here, p.DV,
+                                p.wide_v);
+    for (int n = 0;; n++) {
+        const int64_t q = w.row * p.N + w.head;
+        const int at = n % F::stages * B;
+        float *row = s.rows + n % F::stages * F::row;
+        s.at.wait_empty(n);
+        if (tid == 0)
+            ((int *)row)[2 * B] = w.n > 0 ? (int)w.i0 : -1;
+        if (w.n == 0) {
+            to.wrote(s.at, n);
+            break;
+        }
+        load_panels<B, DK, T>(s.q + at * DK, (const bf16 *)p.q + q * p.DK, p.N * p.DK, w.n, p.DK,
+                              p.wide_k);
+        load_panels<B, DV, T>(s.d + at * DV, (const bf16 *)p.d_o + q * p.DV, p.N * p.DV, w.n, p.DV,
+                              p.wide_v);
+        if (tid < B) {
+            row[tid] = tid < w.n ? p.lse[q + tid * p.N] * LOG2E : INFINITY;
+            row[B + tid] = tid < w.n ? p.D[q + tid * p.N] : 0.f;
+        }
+        to.wrote(s.at, n);
+        w.at += B;
+        walk_to_tile<B>(&w);
+    }
+    to.end();
+}
+template <int DK, int DV, bool WITH_K, bool WITH_V>
+DEV void dkv_wg_read(const att_args &p, const kv_tiles<DK, DV> &x)
+{
+    typedef wg_shape<DK, DV> F;
+    constexpr int B = F::KB, NT = B / 8;
     constexpr int NK = WITH_K ? DK / 8 : 2, NV = WITH_V ? DV / 8 : 2;
-    bf16 *sv = sk + F::rows * DK, *sq = sv + F::rows * DV, *sd = sq + F::stages * B * DK;
-    float *rows = (float *)(sd + F::stages * B * DV); /* [stages][lse, D][B] */
-    const int group = (int)(blockIdx.x % p.G), share = (int)(p.N / p.G), tid = (int)threadIdx.x;
-    const int m0 = tid / 32 * 16, first = tid / 128 * 64, g = lane() >> 2, c0 = 2 * (lane() & 3);
-    const int64_t base = p.cu[seq], len = p.cu[seq + 1] - base, j0 = tile * F::rows;
-    const int64_t here = len - j0;
+    const int m0 = (int)threadIdx.x / 32 * 16, first = (int)threadIdx.x / 128 * 64;
+    const int g = lane() >> 2, c0 = 2 * (lane() & 3);
+    const int key = (int)x.j0 + m0; /* of this warp's first row */
     float dk[1][NK][4], dv[1][NV][4];
     uint32_t wk[B / 16][4], wv[B / 16][4];
     clear(dk);
     clear(dv);
-    query_walk w = {
-        &p, first_part(p, seq), seq, j0, 0, -1, group * share, (group + 1) * share, 0, 0, 0};
-    w.part = w.first;
-    walk_to_tile<B>(&w);
-    float row_lse = INFINITY, row_D = 0; /* of query tid of the next tile */
-    auto fetch = [&](int to) {
-        if (w.n > 0) {
-            const int64_t q = w.row * p.N + w.head;
-            load_panels<B, DK, T>(sq + to * B * DK, (const bf16 *)p.q + q * p.DK, p.N * p.DK, w.n,
-                                  p.DK, p.wide_k);
-            load_panels<B, DV, T>(sd + to * B * DV, (const bf16 *)p.d_o + q * p.DV, p.N * p.DV, w.n,
-                                  p.DV, p.wide_v);
-            row_lse = tid < w.n ? p.lse[q + tid * p.N] * LOG2E : INFINITY;
-            row_D = tid < w.n ? p.D[q + tid * p.N] : 0.f;
-        }
-        copy_commit();
-    };
-    load_panels<F::rows, DK, T>(sk, (const bf16 *)p.k + ((base + j0) * p.G + group) * p.DK,
-                                p.G * p.DK, here, p.DK, p.wide_k);
-    load_panels<F::rows, DV, T>(sv, (const bf16 *)p.v + ((base + j0) * p.G + group) * p.DV,
-                                p.G * p.DV, here, p.DV, p.wide_v);
-    fetch(0);
-    for (int at = 0; w.n > 0;) {
-        float s[NT][4], dp[NT][4], *row = rows + at * 2 * B;
-        const int64_t i0 = w.i0;
-        const int next = at + 1 < F::stages ? at + 1 : 0;
-        const bf16 *q = sq + at * B * DK, *d = sd + at * B * DV;
-        if (tid < B) {
-            row[tid] = row_lse;
-            row[B + tid] = row_D;
-        }
-        copy_wait<0>();
-        products_see_writes();
-        sync_block();
-        w.at += B;
-        walk_to_tile<B>(&w);
-        fetch(next);
+    for (int n = 0;; n++) {
+        float s[NT][4], dp[NT][4];
+        const int at = n % F::stages * B;
+        const bf16 *q = x.q + at * DK, *d = x.d + at * DV;
+        const float *row = x.rows + n % F::stages * F::row;
+        x.at.wait_full(n);
+        const int i0 = ((const int *)row)[2 * B];
+        if (i0 < 0)
+            break;
         products_begin();
-        scores<DK, F::rows, B>(s, sk, first, q);
+        scores<DK, F::rows, B>(s, x.k, first, q);
         if constexpr (WITH_K) {
-            scores<DV, F::rows, B>(dp, sv, first, d);
+            scores<DV, F::rows, B>(dp, x.v, first, d);
             products_wait<1>(); /* and the last tile's */
         } else {
             products_wait<0>();
@@ -267,14 +329,16 @@ DEV void dkv_wg_block(const att_args &p, bf16 *sk, int64_t seq, int64_t tile)
         hold(s);
         hold(wk);
         hold(wv);
-        const bool edge = j0 + m0 + 15 > i0;
+        if (n > 0)
+            x.at.read(n - 1);
+        const bool edge = key + 15 > i0;
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int i = 0; i < NT; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int c = 8 * n + c0 + e % 2;
-                const float x = ex2(s[n][e] * p.scale2 - row[c]);
-                s[n][e] = edge && j0 + m0 + g + 8 * (e / 2) > i0 + c ? 0.f : x;
+                const int c = 8 * i + c0 + e % 2;
+                const float y = ex2(s[i][e] * p.scale2 - row[c]);
+                s[i][e] = edge && key + g + 8 * (e / 2) > i0 + c ? 0.f : y;
             }
         if constexpr (WITH_V) {
             pack(wv, s);
@@ -290,37 +354,54 @@ DEV void dkv_wg_block(const att_args &p, bf16 *sk, int64_t seq, int64_t tile)
                 products_wait<0>();
             hold(dp);
 #pragma unroll
-            for (int n = 0; n < NT; n++)
+            for (int i = 0; i < NT; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    s[n][e] *= dp[n][e] - row[B + 8 * n + c0 + e % 2];
+                    s[i][e] *= dp[i][e] - row[B + 8 * i + c0 + e % 2];
             pack(wk, s);
             hold(dk[0]);
             hold(wk);
             products_begin();
             add_rows<DK, B>(dk[0], wk, q);
         }
-        at = next;
     }
-    copy_wait<0>();
     products_wait<0>();
     hold(dk[0]);
     hold(dv[0]);
-    store_keys<bf16, WITH_K, WITH_V>(p, base + j0, group, here, m0, dk[0], dv[0]);
+    store_keys<bf16, WITH_K, WITH_V>(p, x.base + x.j0, x.group, x.here, m0, dk[0], dv[0]);
 }
 
 #endif
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
+#ifdef CKPT_CUDA_HAS_WGMMA
+/* Each warpgroup its part, with the gates set, and its share of the 3 x 168 registers of three threads. */
+template <int REGISTERS, class R, class W> DEV void divide_block(const R &read, const W &write)
+{
+    sync_block();
+    if (threadIdx.x >= READERS) {
+        give_registers<3 * 168 - 2 * REGISTERS>();
+        write();
+    } else {
+        take_registers<REGISTERS>();
+        read();
+    }
+}
+#endif
 template <int DK, int DV> KERNEL((wg_shape<DK, DV>::threads), 1) attend_wg(att_args p)
 {
 #ifdef CKPT_CUDA_HAS_WGMMA
     SHARED_MEMORY(memory);
     typedef wg_shape<DK, DV> F;
     query_tile t;
-    if (find_queries<F::threads, F::rows>(p, (int64_t *)memory, &t))
-        attend_wg_block<DK, DV>(p, (bf16 *)align_panels(memory), t);
+    if (!find_queries<F::threads, F::rows>(p, (int64_t *)memory, &t))
+        return;
+    const fwd_tiles<DK, DV> s((bf16 *)align_panels(memory), t);
+    if (threadIdx.x == 0)
+        s.ks.init(), s.vs.init();
+    divide_block<F::reads>([&] { attend_wg_read<DK, DV>(p, s, t); },
+                           [&] { attend_wg_write<DK, DV>(p, s, t); });
 #endif
 }
 template <int DK, int DV> KERNEL((wg_shape<DK, DV>::threads), 1) attend_dq_wg(att_args p)
@@ -329,8 +410,13 @@ template <int DK, int DV> KERNEL((wg_shape<DK, DV>::threads), 1) attend_dq_wg(at
     SHARED_MEMORY(memory);
     typedef wg_shape<DK, DV> F;
     query_tile t;
-    if (find_queries<F::threads, F::rows>(p, (int64_t *)memory, &t))
-        dq_wg_block<DK, DV>(p, (bf16 *)align_panels(memory), t);
+    if (!find_queries<F::threads, F::rows>(p, (int64_t *)memory, &t))
+        return;
+    const dq_tiles<DK, DV> s((bf16 *)align_panels(memory), t);
+    if (threadIdx.x == 0)
+        s.at.init();
+    divide_block<F::reads>([&] { dq_wg_read<DK, DV>(p, s, t); },
+                           [&] { dq_wg_write<DK, DV>(p, s, t); });
 #endif
 }
 template <int DK, int DV, bool WITH_K, bool WITH_V>
@@ -343,8 +429,13 @@ attend_dkv_wg(att_args p)
     int64_t tile;
     const int64_t seq =
         find_tile<true, F::threads>(p, blockIdx.x / p.G, F::rows, (int64_t *)memory, &tile);
-    if (seq >= 0)
-        dkv_wg_block<DK, DV, WITH_K, WITH_V>(p, (bf16 *)align_panels(memory), seq, tile);
+    if (seq < 0)
+        return;
+    const kv_tiles<DK, DV> s(p, (bf16 *)align_panels(memory), seq, tile);
+    if (threadIdx.x == 0)
+        s.at.init();
+    divide_block<F::kv_reads>([&] { dkv_wg_read<DK, DV, WITH_K, WITH_V>(p, s); },
+                              [&] { dkv_wg_write<DK, DV>(p, s); });
 #endif
 }
 

@@ -150,6 +150,26 @@ DEV void bar_wait(uint64_t *b, int parity)
                  : "memory");
 #endif
 }
+/* A gate opens, phase by phase, when `count` threads have arrived; what they wrote before is then seen. */
+DEV void gate_init(uint64_t *b, int count)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count)
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+DEV void gate_arrive(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+#endif
+}
+/* Until the phase of this parity is over: 1 does not wait for the first. */
+DEV void gate_wait(uint64_t *b, int parity)
+{
+    bar_wait(b, parity);
+}
 DEV float shuffle_xor(float x, int mask)
 {
     return __shfl_xor_sync(0xffffffffu, x, mask);

@@ -59,6 +59,15 @@ DEV matrix matrix_plus(matrix m, int bytes)
 
 #ifdef CKPT_CUDA_HAS_WGMMA
 
+/* Registers a thread of this warpgroup has from here on; what the block was started with is divided anew. */
+template <int N> DEV void give_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> DEV void take_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 /* Ordinary writes to shared memory become visible to products; before the barrier. */
 DEV void products_see_writes()
 {
@@ -104,7 +113,8 @@ template <int N> struct wgmma;
 /* clang-format off */
 /* Registers of d as the instruction names them. */
 #define WGMMA_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define WGMMA_32 WGMMA_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_24 WGMMA_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_32 WGMMA_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_64 WGMMA_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_96 WGMMA_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
@@ -114,6 +124,7 @@ template <int N> struct wgmma;
 /* The same as operands of asm: four of each of n tiles of 8 columns from tile i. */
 #define WGMMA_D(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define WGMMA_D4(i) WGMMA_D(i), WGMMA_D(i + 1), WGMMA_D(i + 2), WGMMA_D(i + 3)
+#define WGMMA_D6(i) WGMMA_D4(i), WGMMA_D(i + 4), WGMMA_D(i + 5)
 #define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
 #define WGMMA_D16(i) WGMMA_D8(i), WGMMA_D8(i + 8)
 #define WGMMA_D24(i) WGMMA_D16(i), WGMMA_D8(i + 16)
@@ -146,6 +157,7 @@ template <int N> struct wgmma;
         }                                                                                          \
     };
 WGMMA(32, WGMMA_16, WGMMA_D4(0), 16, 17, 18, 19, 20, 21, 22)
+WGMMA(48, WGMMA_24, WGMMA_D6(0), 24, 25, 26, 27, 28, 29, 30)
 WGMMA(64, WGMMA_32, WGMMA_D8(0), 32, 33, 34, 35, 36, 37, 38)
 WGMMA(128, WGMMA_64, WGMMA_D16(0), 64, 65, 66, 67, 68, 69, 70)
 WGMMA(192, WGMMA_96, WGMMA_D24(0), 96, 97, 98, 99, 100, 101, 102)

@@ -55,8 +55,12 @@ struct bar {
     int phase = 0, expected = 0;
     std::vector<bulk> copies;
 };
+struct gate {
+    int phase = 0, count = 0, arrived = 0;
+};
 struct block {
     std::map<uint64_t *, bar> bars;
+    std::map<uint64_t *, gate> gates;
     std::vector<fiber> fibers;
     std::vector<slot> slots;
     std::vector<unsigned> warp_count;
@@ -122,6 +126,7 @@ inline void run_block(unsigned threads)
     b.live = threads;
     b.count = 0;
     b.bars.clear();
+    b.gates.clear();
     std::memset(b.memory.data(), 0xff, b.memory.size());
     for (unsigned i = 0; i < threads; i++) {
         fiber &f = b.fibers[i];
@@ -363,6 +368,26 @@ inline void bar_wait(uint64_t *b, int parity)
         std::abort();
     x.copies.clear();
     x.phase ^= 1;
+}
+inline void gate_init(uint64_t *b, int count)
+{
+    emu::b.gates[b].count = count;
+}
+inline void gate_arrive(uint64_t *b)
+{
+    emu::gate &x = emu::b.gates.at(b);
+    if (++x.arrived == x.count)
+        x.arrived = 0, x.phase ^= 1;
+}
+/* Nobody else moving for long would hang a card. */
+inline void gate_wait(uint64_t *b, int parity)
+{
+    const emu::gate &x = emu::b.gates.at(b);
+    for (int turns = 0; x.phase == parity; turns++) {
+        if (turns == 100000)
+            std::abort();
+        emu::yield();
+    }
 }
 inline float shuffle_xor(float x, int mask)
 {

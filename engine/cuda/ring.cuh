@@ -1,0 +1,66 @@
+/* Tiles in shared memory between the warpgroup that copies them and the two that multiply: N stages in turn,
+ * a gate each that says it is full and one that says it is empty again. Step n is in stage n % N. */
+#ifndef CKPT_CUDA_RING_CUH
+#define CKPT_CUDA_RING_CUH
+
+#include "panels.cuh"
+
+namespace kda
+{
+
+constexpr int READERS = 256, WRITERS = 128; /* threads of a block, in this order */
+constexpr int RING_BYTES = 128;             /* of all gates of a block */
+
+template <int N> struct ring {
+    uint64_t *full; /* then N that are empty */
+
+    DEV void init() const
+    {
+        for (int i = 0; i < N; i++) {
+            gate_init(full + i, WRITERS);
+            gate_init(full + N + i, READERS / 32);
+        }
+    }
+    DEV void wait_empty(int n) const
+    {
+        gate_wait(full + N + n % N, (n / N & 1) ^ 1);
+    }
+    DEV void wait_full(int n) const
+    {
+        gate_wait(full + n % N, n / N & 1);
+    }
+    /* This warp's products with step n are done. */
+    DEV void read(int n) const
+    {
+        if (lane() == 0)
+            gate_arrive(full + N + n % N);
+    }
+};
+#ifdef CKPT_CUDA_HAS_WGMMA
+/* What a writer has under way: one step while it copies the next. */
+struct writer {
+    uint64_t *last = nullptr;
+
+    template <int N> DEV void wrote(const ring<N> &r, int n)
+    {
+        copy_commit();
+        if (last) {
+            copy_wait<1>();
+            products_see_writes();
+            gate_arrive(last);
+        }
+        last = r.full + n % N;
+    }
+    DEV void end()
+    {
+        copy_wait<0>();
+        products_see_writes();
+        if (last)
+            gate_arrive(last);
+    }
+};
+#endif
+
+} // namespace kda
+
+#endif
