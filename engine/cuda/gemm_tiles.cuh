@@ -105,18 +105,41 @@ DEV void mma_step(const ckpt_cuda_product &p, int64_t m0, int64_t n0, int64_t k0
     mma_load<!TB>(b, (const bf16 *)p.b, p.ldb, TB ? n0 : k0, TB ? p.n : p.k, TB ? k0 : n0,
                   TB ? p.k : p.n);
 }
-template <class EC> DEV void mma_store(const ckpt_cuda_product &p, int64_t row, int64_t col, pair x)
+/* C = or += a warp's accumulator from row m, column n. What is there is read eight tiles of columns at a
+ * time, before any of them is written: a thread that waited for each would wait for memory 64 times. */
+template <class EC, int MT, int NT>
+DEV void store_tile(const ckpt_cuda_product &p, int64_t m, int64_t n, float (&acc)[MT][NT][4])
 {
-    EC *c = (EC *)p.c + row * p.ldc + col;
-    if (row >= p.m || col >= p.n)
-        return;
-    if (p.bias)
-        x.x += p.bias[col], x.y += p.bias[col + 1];
-    if (p.add) {
-        const pair old = load2(c);
-        x.x += old.x, x.y += old.y;
-    }
-    store2(c, x.x, x.y);
+    constexpr int B = NT < 8 ? NT : 8;
+    const int64_t row = m + (lane() >> 2), col = n + 2 * (lane() & 3);
+    EC *const c = (EC *)p.c + row * p.ldc + col;
+    const auto at = [&](int i, int j, int h) { return (16 * i + 8 * h) * p.ldc + 8 * j; };
+    const auto in = [&](int i, int j, int h) {
+        return row + 16 * i + 8 * h < p.m && col + 8 * j < p.n;
+    };
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j0 = 0; j0 < NT; j0 += B) {
+            pair old[B][2];
+#pragma unroll
+            for (int e = 0; e < 2 * B; e++) {
+                const int j = j0 + e / 2, h = e % 2;
+                old[e / 2][h] = p.add && in(i, j, h) ? load2(c + at(i, j, h)) : pair{0.f, 0.f};
+            }
+#pragma unroll
+            for (int e = 0; e < 2 * B; e++) {
+                const int j = j0 + e / 2, h = e % 2;
+                float x = acc[i][j][2 * h], y = acc[i][j][2 * h + 1];
+                if (!in(i, j, h))
+                    continue;
+                if (p.bias)
+                    x += p.bias[col + 8 * j], y += p.bias[col + 8 * j + 1];
+                if (p.add)
+                    x += old[e / 2][h].x, y += old[e / 2][h].y;
+                store2(c + at(i, j, h), x, y);
+            }
+        }
 }
 /* 8 warps, two by four: 64 rows by 32 columns each. */
 template <bool TA, bool TB, class EC>
@@ -146,9 +169,7 @@ DEV void mma_tile(const ckpt_cuda_product &p, int64_t m0, int64_t n0, bf16 *s)
                            opb{b + at * STAGE, stage_of<!TB>::cols + 8}, n, 0, MK);
     }
     copy_wait<0>();
-    each(acc, m, n, [&](int r, int c, float x, float y) {
-        mma_store<EC>(p, m0 + r, n0 + c, pair{x, y});
-    });
+    store_tile<EC>(p, m0 + m, n0 + n, acc);
 }
 
 } // namespace kda

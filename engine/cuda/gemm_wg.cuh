@@ -69,9 +69,7 @@ DEV void wg_tile(const ckpt_cuda_product &p, int64_t m0, int64_t n0, bf16 *s)
     copy_wait<0>();
     products_wait<0>();
     hold(acc[0]);
-    each(acc, (int)threadIdx.x / 32 * 16, 0, [&](int r, int c, float x, float y) {
-        mma_store<EC>(p, m0 + r, n0 + c, pair{x, y});
-    });
+    store_tile<EC>(p, m0 + (int)threadIdx.x / 32 * 16, n0, acc);
 }
 
 #endif

@@ -32,6 +32,7 @@ template <int N> struct ring {
     /* This warp's products with step n are done. */
     DEV void read(int n) const
     {
+        sync_warp();
         if (lane() == 0)
             gate_arrive(full + N + n % N);
     }
