@@ -375,20 +375,6 @@ DEV void dkv_wg_read(const att_args &p, const kv_tiles<DK, DV> &x)
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-#ifdef CKPT_CUDA_HAS_WGMMA
-/* Each warpgroup its part, with the gates set, and its share of the 3 x 168 registers of three threads. */
-template <int REGISTERS, class R, class W> DEV void divide_block(const R &read, const W &write)
-{
-    sync_block();
-    if (threadIdx.x >= READERS) {
-        give_registers<3 * 168 - 2 * REGISTERS>();
-        write();
-    } else {
-        take_registers<REGISTERS>();
-        read();
-    }
-}
-#endif
 template <int DK, int DV> KERNEL((wg_shape<DK, DV>::threads), 1) attend_wg(att_args p)
 {
 #ifdef CKPT_CUDA_HAS_WGMMA

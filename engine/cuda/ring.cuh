@@ -60,6 +60,18 @@ struct writer {
             gate_arrive(last);
     }
 };
+/* Each warpgroup its part, with the gates set, and its share of the 3 x 168 registers of three threads. */
+template <int REGISTERS, class R, class W> DEV void divide_block(const R &read, const W &write)
+{
+    sync_block();
+    if (threadIdx.x >= READERS) {
+        give_registers<3 * 168 - 2 * REGISTERS>();
+        write();
+    } else {
+        take_registers<REGISTERS>();
+        read();
+    }
+}
 #endif
 
 } // namespace kda
