@@ -9,54 +9,55 @@
 
 #define AT(field) offsetof(verify_opts, field)
 static const ckpt_opt rows[] = {
-    {"hash",                  CKPT_OPT_FLAG,   AT(hash),                  NULL,            "recompute every digest and compare with the manifest",
-     0,                                                                                                                                               0},
-    {"files",                 CKPT_OPT_FLAG,   AT(files),                 NULL,            "also the serial SHA-256 of every file",                0, 0},
-    {"write",                 CKPT_OPT_FLAG,   AT(write),                 NULL,            "compute everything and write the manifest",            0, 0},
-    {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,            "with --write: replace a manifest that disagrees",      0,
-     0                                                                                                                                                 },
+    {"hash",                  CKPT_OPT_FLAG,   AT(hash),                  NULL,                "recompute every digest and compare with the manifest",
+     0,                                                                                                                                                   0},
+    {"files",                 CKPT_OPT_FLAG,   AT(files),                 NULL,                "also the serial SHA-256 of every file",                0, 0},
+    {"write",                 CKPT_OPT_FLAG,   AT(write),                 NULL,                "compute everything and write the manifest",            0, 0},
+    {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,                "with --write: replace a manifest that disagrees",      0,
+     0                                                                                                                                                     },
     {"against",               CKPT_OPT_STRING, AT(against),               "MANIFEST|PATH",
-     "compare tensors and configuration with another checkpoint",                                                                                  0, 0},
-    {"values",                CKPT_OPT_FLAG,   AT(values),                NULL,            "look for NaN and infinities",                          0, 0},
-    {"duplicates",            CKPT_OPT_FLAG,   AT(duplicates),            NULL,            "list distinct tensors of equal content",               0,
-     0                                                                                                                                                 },
-    {"strict",                CKPT_OPT_FLAG,   AT(strict),                NULL,            "warnings are failures",                                0, 0},
-    {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",             "iteration of a save root (default: newest)",           0,
-     INT64_MAX                                                                                                                                         },
+     "compare tensors and configuration with another checkpoint",                                                                                      0, 0},
+    {"values",                CKPT_OPT_FLAG,   AT(values),                NULL,                "look for NaN and infinities",                          0, 0},
+    {"duplicates",            CKPT_OPT_FLAG,   AT(duplicates),            NULL,                "list distinct tensors of equal content",               0,
+     0                                                                                                                                                     },
+    {"strict",                CKPT_OPT_FLAG,   AT(strict),                NULL,                "warnings are failures",                                0, 0},
+    {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",                 "iteration of a save root (default: newest)",           0,
+     INT64_MAX                                                                                                                                             },
     {"allow-unknown",         CKPT_OPT_FLAG,   AT(allow_unknown),         NULL,
-     "accept tensors the model does not have",                                                                                                     0, 0},
+     "accept tensors the model does not have",                                                                                                         0, 0},
     {"allow-unknown-objects", CKPT_OPT_FLAG,   AT(allow_unknown_objects), NULL,
-     "accept pickled objects of unknown classes, unread",                                                                                          0, 0},
-    {"roundtrip",             CKPT_OPT_STRING, AT(roundtrip),             "LAYOUT[,MESH]", "not built yet",                                        0, 0},
+     "accept pickled objects of unknown classes, unread",                                                                                              0, 0},
+    {"roundtrip",             CKPT_OPT_STRING, AT(roundtrip),             "LAYOUT[,tp=N,...]",
+     "convert in memory to hf, megatron or fla and back: must be equal",                                                                               0, 0},
     {"forward",               CKPT_OPT_FLAG,   AT(forward),               NULL,
-     "run the model forward and backward; with --against compare two",                                                                             0, 0},
+     "run the model forward and backward; with --against compare two",                                                                                 0, 0},
     {"reference",             CKPT_OPT_STRING, AT(reference),             "FILE",
-     "--forward: compare with a peer's logits and gradients",                                                                                      0, 0},
-    {"tokens",                CKPT_OPT_STRING, AT(tokens),                "FILE",          "--forward: token ids, one sequence a line",            0,
-     0                                                                                                                                                 },
+     "--forward: compare with a peer's logits and gradients",                                                                                          0, 0},
+    {"tokens",                CKPT_OPT_STRING, AT(tokens),                "FILE",              "--forward: token ids, one sequence a line",            0,
+     0                                                                                                                                                     },
     {"rtol",                  CKPT_OPT_REAL,   AT(rtol),                  "X",
-     "--forward: allowed relative RMS of logits (reference 2e-5, else 0)",                                                                         0, 0},
+     "--forward: allowed relative RMS of logits (reference 2e-5, else 0)",                                                                             0, 0},
     {"grad-rtol",             CKPT_OPT_REAL,   AT(grad_rtol),             "X",
-     "--forward: the same of gradients (reference 2e-4, else 0)",                                                                                  0, 0},
+     "--forward: the same of gradients (reference 2e-4, else 0)",                                                                                      0, 0},
     {"latent-eps",            CKPT_OPT_REAL,   AT(latent_eps),            "X",
-     "--forward: epsilon of MLA's latent norms (default: the model's)",                                                                            0, 0},
+     "--forward: epsilon of MLA's latent norms (default: the model's)",                                                                                0, 0},
     {"mtp-coef",              CKPT_OPT_REAL,   AT(mtp_coef),              "X",
-     "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                  0, 0},
+     "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                      0, 0},
     {"device",                CKPT_OPT_CHOICE, AT(device),                "cpu|cuda",
-     "--forward: where it is computed (default cpu)",                                                                                              0, 0},
+     "--forward: where it is computed (default cpu)",                                                                                                  0, 0},
     {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "f32|bf16",
-     "--forward on cuda: what products and activations are (default f32)",                                                                         0, 0},
+     "--forward on cuda: what products and activations are (default f32)",                                                                             0, 0},
     {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
-     "--forward: recompute activations, using less memory",                                                                                        0, 0},
+     "--forward: recompute activations, using less memory",                                                                                            0, 0},
     {"policy",                CKPT_OPT_STRING, AT(policy),                "FILE",
-     "--forward: emulate quantisation by these rules instead of the checkpoint's own",                                                             0, 0},
+     "--forward: emulate quantisation by these rules instead of the checkpoint's own",                                                                 0, 0},
     {"approximate-solve",     CKPT_OPT_INT,    AT(solve),                 "N",
-     "--forward with a policy: invert by a series of N factors, and say how far it is off",                                                        1, 6},
+     "--forward with a policy: invert by a series of N factors, and say how far it is off",                                                            1, 6},
     {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",
-     "check the signature with this public key, before anything else",                                                                             0, 0},
+     "check the signature with this public key, before anything else",                                                                                 0, 0},
     {"signature-file",        CKPT_OPT_STRING, AT(signature_file),        "FILE",
-     "where it is (default PATH/model.sig, or PATH.sig)",                                                                                          0, 0},
-    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,            NULL,                                                   0, 0},
+     "where it is (default PATH/model.sig, or PATH.sig)",                                                                                              0, 0},
+    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                NULL,                                                   0, 0},
 };
 #undef AT
 
@@ -332,6 +333,8 @@ static void write_json(verification *v)
         json_tensors(v, w);
         json_files(v, w);
     }
+    if (v->through != NULL)
+        ckpt_jw_string(w, "through", v->through);
     ckpt_jw_lines(w, "problems", v->problems.items, v->problems.n);
     ckpt_jw_lines(w, "warnings", v->warnings.items, v->warnings.n);
     if (v->o->duplicates)
@@ -355,6 +358,8 @@ static void print_proved(verification *v)
         printf(", all digests match the manifest");
     if (v->compared_other)
         printf(", identical to %s", ckpt_tool_clean(v->tool, v->o->against));
+    if (v->through != NULL)
+        printf(", equal after %s and back", v->through);
     if (v->o->values)
         printf(", no NaN or infinity in %zu floating tensor%s", v->n_finite,
                ckpt_tool_plural(v->n_finite));
@@ -418,8 +423,6 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
         {NULL,        NULL         },
     };
     const verify_opts *o = v->o;
-    if (o->roundtrip != NULL)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "--roundtrip: not built yet");
     if (o->signature_file != NULL && o->signature == NULL)
         return ckpt_fail(err, CKPT_E_USAGE, "--signature-file needs --signature KEY");
     bool needs_forward = o->reference != NULL || o->tokens != NULL || o->rtol >= 0 ||
@@ -443,6 +446,8 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
     if (o->dtype >= 0 && o->device < 1)
         return ckpt_fail(err, CKPT_E_USAGE, "--dtype needs --device cuda");
     ckpt_status status = ckpt_tool_device(v->tool, o->device, err);
+    if (status == CKPT_OK && o->roundtrip != NULL)
+        status = ckpt_verify_ways(v, err);
     return status == CKPT_OK ? ckpt_tool_effects(v->tool, rows_of, v, err) : status;
 }
 
@@ -519,6 +524,8 @@ static ckpt_status verify(verification *v, ckpt_err *err)
     CKPT_CHECK(check_effects(v, err));
     CKPT_CHECK(check_structure(v, err));
     CKPT_CHECK(check_hashes(v, err));
+    if (v->o->roundtrip != NULL)
+        CKPT_CHECK(ckpt_verify_roundtrip(v, err));
     if (v->o->values)
         CKPT_CHECK(ckpt_verify_values(v, err));
     if (v->o->forward)

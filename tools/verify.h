@@ -33,6 +33,7 @@ typedef struct verification {
     int rank, ranks;           /* ranks > 1: this process is one of those that divide the digests of
                                     tensors by bytes; rank 0 does what is not a tensor's */
     size_t lo, hi;             /* tensors that are its, of ckpt_verify_compute */
+    const char *through;       /* layout that --roundtrip went through and came back from */
     size_t n_signed;           /* files that --signature found as they were signed */
     size_t n_finite;           /* tensors that --values looked at */
     ckpt_tensor_hash *tensors; /* NULL: not computed */
@@ -79,6 +80,13 @@ ckpt_status ckpt_verify_part(verification *v, ckpt_err *err) CKPT_MUST_USE;
 
 /* verify_forward.c: run the model; prints its results itself */
 ckpt_status ckpt_verify_forward(verification *v, ckpt_err *err) CKPT_MUST_USE;
+
+/* verify_roundtrip.c */
+/* Through o->roundtrip and back, without writing: the same stored tensors and digests, or problems.
+ * Errors: CKPT_E_USAGE (what is asked), those of planning either conversion and of reading. */
+ckpt_status ckpt_verify_roundtrip(verification *v, ckpt_err *err) CKPT_MUST_USE;
+/* Only what is asked. */
+ckpt_status ckpt_verify_ways(const verification *v, ckpt_err *err) CKPT_MUST_USE;
 
 /* verify_more.c */
 /* Open what --against names and close it: what cannot be read must fail before the long part. */
