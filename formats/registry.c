@@ -226,6 +226,9 @@ static void frame_path(ckpt_err *err, const char *path)
     if (err == NULL)
         return;
     size_t n = strlen(path);
+    /* A file without a directory was opened by one, ".": it is named as it was given. */
+    if (strncmp(err->text, "./", 2) == 0 && strncmp(err->text + 2, path, n) == 0)
+        memmove(err->text, err->text + 2, strlen(err->text + 2) + 1);
     bool named = strncmp(err->text, path, n) == 0 &&
                  (err->text[n] == ':' || err->text[n] == '/' || (n > 0 && path[n - 1] == '/'));
     if (!named)

@@ -25,9 +25,22 @@ static const ckpt_opt rows[] = {
 #undef AT
 /* clang-format on */
 
+/* Misspelt, it would be signed. */
+static ckpt_status warn_absent(ckpt_tool *tool, const char *model, const char *name, ckpt_err *err)
+{
+    ckpt_entry what;
+    char *path = ckpt_path_join(&tool->arena, model, name);
+    if (path == NULL)
+        return ckpt_tool_no_memory(err);
+    ckpt_status status = ckpt_look(path, &what, err);
+    if (status == CKPT_OK && what == CKPT_ENTRY_NONE)
+        ckpt_tool_warn(tool, "--ignore %s: %s holds nothing of that name", name, model);
+    return status;
+}
+
 /* The signature itself and what git keeps are no part of the model, as in OpenSSF model signing. */
-static ckpt_status ignore_usual(ckpt_statement *s, const char *model, const char *signature,
-                                const sign_opts *o, ckpt_err *err)
+static ckpt_status ignore_usual(ckpt_tool *tool, ckpt_statement *s, const char *model,
+                                const char *signature, const sign_opts *o, ckpt_err *err)
 {
     static const char *const git[] = {".git", ".gitattributes", ".github", ".gitignore"};
     ckpt_status status = CKPT_OK;
@@ -39,6 +52,7 @@ static ckpt_status ignore_usual(ckpt_statement *s, const char *model, const char
             return ckpt_fail(err, CKPT_E_USAGE, "--ignore: '%s' is no path below the model",
                              o->ignore.items[i]);
         CKPT_CHECK(ckpt_statement_ignore(s, o->ignore.items[i], err));
+        CKPT_CHECK(warn_absent(tool, model, o->ignore.items[i], err));
     }
 done:
     return status;
@@ -124,7 +138,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", file);
     if (!o->force && errno != ENOENT && errno != ENOTDIR)
         return ckpt_fail_errno(err, errno, "%s", file);
-    CKPT_CHECK(ignore_usual(&s, model, file, o, err));
+    CKPT_CHECK(ignore_usual(tool, &s, model, file, o, err));
     CKPT_CHECK(ckpt_statement_list(&s, model, err));
     for (size_t i = 0; i < s.n_files; i++)
         CKPT_CHECK(ckpt_statement_digest(model, &s.files[i], err));

@@ -150,6 +150,8 @@ static ckpt_status open_policy(const study *s, variant *v, ckpt_policy *p, ckpt_
     ckpt_json_free(rules);
     if (status != CKPT_OK)
         return status;
+    if (v->digest[0] == '\0') /* the first time */
+        ckpt_policy_hint(s->tool, p, v->file);
     memcpy(v->digest, p->digest, sizeof v->digest);
     v->enabled = p->enabled;
     return CKPT_OK;

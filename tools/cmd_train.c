@@ -112,6 +112,7 @@ static ckpt_status open_policy(ckpt_train_run *run, ckpt_err *err)
         &run->policy, &run->base, run->has_old ? &run->old : NULL, run->o->policy, &choice, err);
     if (status != CKPT_OK)
         return status;
+    ckpt_policy_hint(run->tool, &run->policy, run->o->policy);
     run->keeps_policy = choice.stored || run->policy.enabled;
     if (choice.differs && run->stored != NULL)
         status = ckpt_strings_push(&run->changed, "--policy is not what it was", err);

@@ -353,7 +353,8 @@ static void print_lines(const verification *v, FILE *out, ckpt_paint paint, cons
 static void print_proved(verification *v)
 {
     if (v->n_signed > 0)
-        printf(", %zu file%s as signed", v->n_signed, ckpt_tool_plural(v->n_signed));
+        printf(", good signature, %zu file%s as signed", v->n_signed,
+               ckpt_tool_plural(v->n_signed));
     if (v->compared)
         printf(", all digests match the manifest");
     if (v->compared_other)
@@ -367,7 +368,7 @@ static void print_proved(verification *v)
         printf(", no duplicates");
     if (v->o->forward)
         printf(", ran forward and backward");
-    if (v->tensors == NULL && !v->o->values && !v->o->forward)
+    if (v->tensors == NULL && !v->o->values && !v->o->forward && v->n_signed == 0)
         printf(", headers and sizes only: --hash reads the data");
 }
 

@@ -74,6 +74,12 @@ done:
     return status;
 }
 
+void ckpt_policy_hint(ckpt_tool *tool, const ckpt_policy *p, const char *path)
+{
+    if (path != NULL && !p->enabled)
+        ckpt_tool_warn(tool, "%s: enables no quantiser of this model: nothing is emulated", path);
+}
+
 const char *ckpt_policy_shown(ckpt_arena *arena, const ckpt_source *src)
 {
     const char *text = NULL;

@@ -24,5 +24,7 @@ const char *ckpt_policy_shown(ckpt_arena *arena, const ckpt_source *src);
 const char *ckpt_policy_summary(ckpt_arena *arena, const ckpt_policy *p);
 /* Members "quant_policy": {digest, modules, enabled} of a document. */
 void ckpt_policy_json(ckpt_jw *w, const ckpt_policy *p);
+/* A warning if a policy that the user gave emulates nothing: that of an empty file, say. */
+void ckpt_policy_hint(ckpt_tool *tool, const ckpt_policy *p, const char *path);
 
 #endif

@@ -33,13 +33,16 @@ static ckpt_status check_sizes(const ckpt_ranks *r, const ckpt_rank_opts *o, ckp
     int64_t tp = o->tp > 0 ? o->tp : 1, cp = o->cp > 0 ? o->cp : 1;
     int64_t dp = o->dp > 0 ? o->dp : r->world.size / (tp * cp);
     int64_t want = tp * cp * (dp > 0 ? dp : 1);
+    char launch[40] = ""; /* more than it takes are for mpirun alone */
+    if (want <= CKPT_COMM_HOST_MAX)
+        (void)snprintf(launch, sizeof launch, " or --launch %lld", (long long)want);
     if (want > r->world.size || (o->dp > 0 && want != r->world.size))
         return ckpt_fail(
             err, CKPT_E_USAGE,
             "tp %lld x cp %lld x dp %lld need %lld ranks, there %s %d; start them with "
-            "mpirun -np %lld or --launch %lld",
+            "mpirun -np %lld%s",
             (long long)tp, (long long)cp, (long long)(dp > 0 ? dp : 1), (long long)want,
-            r->world.size == 1 ? "is" : "are", r->world.size, (long long)want, (long long)want);
+            r->world.size == 1 ? "is" : "are", r->world.size, (long long)want, launch);
     return CKPT_OK;
 }
 

@@ -242,6 +242,8 @@ static ckpt_status choose_policy(verification *v, const ckpt_model *model, const
     if (status == CKPT_OK && own && v->o->solve > 0 && !out->policy.enabled)
         return ckpt_fail(err, CKPT_E_USAGE,
                          "--approximate-solve without a quantisation policy: no inverse is made");
+    if (status == CKPT_OK && own)
+        ckpt_policy_hint(v->tool, &out->policy, v->o->policy);
     return status;
 }
 

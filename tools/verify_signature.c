@@ -39,7 +39,7 @@ static ckpt_status open_envelope(verification *v, const char *file, const ckpt_j
     CKPT_CHECK(ckpt_sign_check(v->o->signature, type, payload->data, payload->len, raw.data,
                                raw.len, good, own, err));
     if (hint != NULL && hint[0] != '\0' && strcmp(hint, own) != 0) {
-        ckpt_verify_problem(v, "%s: made with key %.12s, not %.12s of %s", file, hint, own,
+        ckpt_verify_problem(v, "%s: made with key %.12s, not with %.12s of %s", file, hint, own,
                             v->o->signature);
         *good = false;
     } else if (!*good) {
@@ -71,7 +71,7 @@ static ckpt_status compare(verification *v, const ckpt_statement *is, const ckpt
                                         ? &was->files[i]
                                         : find(was, file.name);
         if (then == NULL) {
-            ckpt_verify_problem(v, "%s: is not among the signed files", file.name);
+            ckpt_verify_problem(v, "%s: was not signed", file.name);
             continue;
         }
         ckpt_status status = ckpt_statement_digest(v->path, &file, err);
@@ -86,7 +86,7 @@ static ckpt_status compare(verification *v, const ckpt_statement *is, const ckpt
         bool there =
             (i < is->n_files && strcmp(is->files[i].name, name) == 0) || find(is, name) != NULL;
         if (!there)
-            ckpt_verify_problem(v, "%s: signed but missing", name);
+            ckpt_verify_problem(v, "%s: was signed and is missing", name);
     }
     return CKPT_OK;
 }
@@ -101,7 +101,7 @@ ckpt_status ckpt_verify_signature(verification *v, ckpt_err *err)
     const char *file = v->o->signature_file;
     if (file == NULL)
         CKPT_CHECK(ckpt_signature_path(&v->tool->arena, v->path, &file, err));
-    CKPT_CHECK(ckpt_read_file(file, BUNDLE_MAX, &text, err));
+    CKPT_TRY(ckpt_read_file(file, BUNDLE_MAX, &text, err), "no signature");
     CKPT_TRY(ckpt_json_parse((const char *)text.data, text.len, &doc, err), "%s", file);
     CKPT_CHECK(open_envelope(v, file, doc, &payload, &good, err));
     if (!good)

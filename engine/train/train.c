@@ -45,8 +45,9 @@ static ckpt_status check_config(const ckpt_train_config *c, ckpt_err *err)
     if (c->par != NULL && (c->micro > c->batch / c->par->dp || c->batch % (c->micro * c->par->dp)))
         return ckpt_fail(err, CKPT_E_USAGE,
                          "a batch of %lld is not divisible by micro-batch %lld on each of %d "
-                         "data-parallel ranks",
-                         (long long)c->batch, (long long)c->micro, c->par->dp);
+                         "data-parallel ranks: expected a multiple of %lld",
+                         (long long)c->batch, (long long)c->micro, c->par->dp,
+                         (long long)c->micro * c->par->dp);
     if (c->batch % c->micro != 0)
         return ckpt_fail(err, CKPT_E_USAGE, "a batch of %lld is not divisible by micro-batch %lld",
                          (long long)c->batch, (long long)c->micro);

@@ -96,3 +96,6 @@ rc 3 convert g h --to safetensors --layout hf
 absent h
 rc 0 inspect g
 out '^policy +quantisation, damaged'
+# A policy that enables nothing is not taken for one that does.
+echo '{}' >empty.json
+rc 0 verify $FIXTURES/hf/kimi_linear_tiny --forward --policy empty.json; err '^ckpt: verify: warning: empty.json: enables no quantiser of this model: nothing is emulated$'

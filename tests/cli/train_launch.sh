@@ -33,6 +33,8 @@ rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 2 --tp 2 --cp 2; one_
 err 'tp 2 x cp 2 x dp 1 need 4 ranks, there are 2; start them with mpirun -np 4 or --launch 4'
 rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 3 --tp 3; one_line; err '2 heads of linear attention cannot be cut into 3 parts'
 rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 65; one_line; err '--launch'
+rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 2 --dp 4000; one_line; err 'need 4000 ranks, there are 2; start them with mpirun -np 4000$'
+rc 2 train --resume "$kimi" "${run[@]}" --steps 2 --launch 8 --dp 8; one_line; err 'not divisible by micro-batch [0-9]+ on each of 8 data-parallel ranks: expected a multiple of [0-9]+$'
 (seq 1 99 | tr -dc 0-9 | tr 0-9 '\000-\011'; printf '\377'; seq 1 99 | tr -dc 0-9 | tr 0-9 '\000-\011') >broken.txt
 rc 3 train --resume "$FIXTURES/mcore/optim_params_tp2" --reset-optimizer --data broken.txt --seq-len 8 --batch 2 \
     --steps 99 --no-shuffle --threads 1 --launch 2 --save broken
