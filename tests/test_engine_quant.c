@@ -10,6 +10,7 @@
 #include "engine_test.h"
 
 #include "quant/kda_quant.h"
+#include "quant_policies.h"
 
 #define DATA "tests/data/quant.safetensors"
 #define F64 (CKPT_REAL == 64)
@@ -20,68 +21,6 @@ static void open_data(void)
 {
     golden_set_up(DATA);
 }
-
-/* ---- policies --------------------------------------------------------------------------------- */
-
-static void all_handles(ckpt_quant *q, ckpt_quant_kind kind)
-{
-    for (int h = 0; h <= CKPT_HANDLE_W; h++)
-        q->kind[h] = kind;
-}
-
-/* The policies of gen_quant.py, without going through rules (test_policy.c does). */
-static ckpt_quant policy_of(const char *name)
-{
-    ckpt_quant q = {.enabled = true, .matmul = true, .block_v = 64};
-    if (strcmp(name, "fp8_operands") == 0 || strcmp(name, "rounded") == 0 ||
-        strcmp(name, "mixed") == 0)
-        all_handles(&q, CKPT_QUANT_FP8);
-    if (strcmp(name, "nvfp4_operands") == 0)
-        all_handles(&q, CKPT_QUANT_NVFP4);
-    for (int s = 0; s < CKPT_SITE_COUNT && strcmp(name, "fp16_accumulation") == 0; s++) {
-        q.accumulator[s] = CKPT_QUANT_F16;
-        q.block[s] = 16;
-    }
-    if (strcmp(name, "rounded") == 0) {
-        q.kind[CKPT_HANDLE_STATE] = CKPT_QUANT_STATE_E4M3;
-        q.block_v = 16;
-        for (int b = 0; b < CKPT_BOUNDARY_COUNT; b++)
-            q.rounding[b] = CKPT_QUANT_F16;
-        q.rounding[CKPT_BOUNDARY_VALUE_RESIDUAL] = q.rounding[CKPT_BOUNDARY_STATE_ADD] =
-            CKPT_QUANT_BF16;
-    }
-    if (strcmp(name, "mixed") == 0) {
-        static const ckpt_quant_handle nvfp4[] = {
-            CKPT_HANDLE_KEY_INTERACTION_RHS, CKPT_HANDLE_OUTPUT_SCORE_LHS,
-            CKPT_HANDLE_WY_VALUE_LHS,        CKPT_HANDLE_STATE_READ_RHS,
-            CKPT_HANDLE_OUTPUT_VALUE_RHS,    CKPT_HANDLE_STATE_UPDATE_LHS};
-        for (size_t i = 0; i < sizeof nvfp4 / sizeof *nvfp4; i++)
-            q.kind[nvfp4[i]] = CKPT_QUANT_NVFP4;
-        q.kind[CKPT_HANDLE_WY_KEY_RHS] = CKPT_QUANT_OFF;
-        q.kind[CKPT_HANDLE_STATE] = CKPT_QUANT_STATE_INT8;
-        q.block_v = 16;
-        q.accumulator[CKPT_SITE_WY_KEY] = CKPT_QUANT_BF16;
-        q.block[CKPT_SITE_WY_KEY] = 24;
-        q.accumulator[CKPT_SITE_STATE_UPDATE] = CKPT_QUANT_F32;
-        q.block[CKPT_SITE_STATE_UPDATE] = 16;
-    }
-    return q;
-}
-
-typedef struct tolerance {
-    const char *name;
-    double output, gradient; /* f32: quant-emulation.md section 6 */
-} tolerance;
-
-static const tolerance policies[] = {
-    {"off",               1e-6, 1e-6},
-    {"fp8_operands",      1e-2, 2e-2},
-    {"nvfp4_operands",    2e-2, 2e-2},
-    {"fp16_accumulation", 1e-3, 1e-3},
-    {"rounded",           1e-2, 2e-2},
-    {"mixed",             2e-2, 2e-2},
-};
-#define N_POLICIES ((int)(sizeof policies / sizeof *policies))
 
 /* ---- one run ---------------------------------------------------------------------------------- */
 
@@ -188,8 +127,8 @@ static void near(const char *policy, const char *name, const real *x, int64_t n,
 
 START_TEST(every_policy_matches_the_oracle)
 {
-    const tolerance *p = &policies[_i];
-    const ckpt_quant q = policy_of(p->name);
+    const quant_tolerance *p = &quant_policies[_i];
+    const ckpt_quant q = quant_policy(p->name);
     scene s = golden_scene();
     run(&s, &q, NULL, true);
     near(p->name, "o", s.o, s.nv, p->output);
@@ -221,7 +160,7 @@ START_TEST(exact_path_is_the_recurrence)
         {1, one_70,    60  },
         {2, batch_64,  0.03}
     };
-    const ckpt_quant q = policy_of("off");
+    const ckpt_quant q = quant_policy("off");
     scene s = random_scene((ckpt_eng_delta){.H = 1, .HV = 2, .K = 16, .V = 24}, cases[_i].n,
                            cases[_i].cu, cases[_i].decay);
     ckpt_eng_delta step = s.d;
@@ -254,7 +193,7 @@ END_TEST
 /* Calls as the source counts them: 8 tiles, the solve once, the walk a chunk, the state once more. */
 START_TEST(handles_are_called_as_often_as_the_source_calls_them)
 {
-    const ckpt_quant off = policy_of("off"), q = policy_of("rounded");
+    const ckpt_quant off = quant_policy("off"), q = quant_policy("rounded");
     ckpt_quant_report none = {.calls = {0}}, r = {.calls = {0}};
     scene s = random_scene((ckpt_eng_delta){.H = 1, .HV = 2, .K = 16, .V = 24}, 1, one_130, 0.03);
     int64_t sum = 0;
@@ -275,7 +214,7 @@ END_TEST
 /* No handle is decoration: each alone changes the result, and not by much. */
 START_TEST(every_handle_changes_the_result)
 {
-    const ckpt_quant off = policy_of("off");
+    const ckpt_quant off = quant_policy("off");
     scene s = random_scene((ckpt_eng_delta){.H = 1, .HV = 2, .K = 16, .V = 24}, 1, one_130, 0.03);
     run(&s, &off, NULL, false);
     const real *base = copy_of(s.o, s.nv);
@@ -293,7 +232,7 @@ END_TEST
 /* NVFP4 has one scale over everything: with it the threads share the most. */
 START_TEST(results_do_not_depend_on_threads)
 {
-    const ckpt_quant q = policy_of("mixed");
+    const ckpt_quant q = quant_policy("mixed");
     scene s = golden_scene();
     run(&s, &q, NULL, true);
     const real *o = copy_of(s.o, s.nv), *dk = copy_of(s.grad.k, s.nq),
@@ -311,7 +250,7 @@ END_TEST
 /* The series is an inverse from 6 factors on, and says how far it is from one before. */
 START_TEST(approximate_inverse_reports_its_error)
 {
-    ckpt_quant q = policy_of("off");
+    ckpt_quant q = quant_policy("off");
     double errors[7];
     scene s = random_scene((ckpt_eng_delta){.H = 1, .HV = 1, .K = 16, .V = 8}, 1, one_70, 0.03);
     run(&s, &q, NULL, false);
@@ -336,7 +275,7 @@ END_TEST
 START_TEST(unsupported_sequences_and_sizes_are_refused)
 {
     static const int64_t empty[] = {0, 4, 4, 9}, back[] = {0, 4, 3};
-    const ckpt_quant q = policy_of("off");
+    const ckpt_quant q = quant_policy("off");
     ENG(quant_saved) saved;
     ckpt_eng_delta d = {.rule = CKPT_ENG_KDA, .H = 1, .HV = 2, .K = 8, .V = 8};
     const ckpt_eng_seq one = {1, one_70}, hole = {3, empty}, wrong = {2, back};
@@ -364,7 +303,7 @@ Suite *SUITE(void)
     TCase *golden_case = tcase_create("oracle"), *own = tcase_create("own");
     tcase_set_timeout(golden_case, 60);
     tcase_add_checked_fixture(golden_case, open_data, golden_tear_down);
-    tcase_add_loop_test(golden_case, every_policy_matches_the_oracle, 0, N_POLICIES);
+    tcase_add_loop_test(golden_case, every_policy_matches_the_oracle, 0, N_QUANT_POLICIES);
     tcase_add_test(golden_case, results_do_not_depend_on_threads);
     suite_add_tcase(s, golden_case);
     tcase_set_timeout(own, 60);

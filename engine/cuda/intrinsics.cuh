@@ -174,6 +174,25 @@ DEV float shuffle_xor(float x, int mask)
 {
     return __shfl_xor_sync(0xffffffffu, x, mask);
 }
+/* Of lane `from`. */
+DEV double shuffle_from(double x, int from)
+{
+    return __shfl_sync(0xffffffffu, x, from);
+}
+DEV uint32_t largest_of_warp(uint32_t x)
+{
+    return __reduce_max_sync(0xffffffffu, x);
+}
+/* *p becomes the larger of it and x: the same in whatever order threads come. */
+DEV void raise_to(uint32_t *p, uint32_t x)
+{
+    atomicMax(p, x);
+}
+/* a b + c rounded once, also where contraction is off. */
+DEV float fused(float a, float b, float c)
+{
+    return __fmaf_rn(a, b, c);
+}
 DEV void sync_block()
 {
     __syncthreads();

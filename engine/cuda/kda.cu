@@ -110,28 +110,11 @@ void divide(const ckpt_cuda_kda *d, const shape &s, bool back, arena *a, args *p
         p->dV = a->take(rows);
 }
 
-/* Where every chunk is, when sequences differ in length. The copies are staged before they return. */
-void upload_table(const ckpt_cuda_kda *d, const args &p, device_stream stream)
-{
-    std::vector<chunk_at> table;
-    std::vector<int> first;
-    for (int64_t n = 0; n < d->N; n++) {
-        first.push_back((int)table.size());
-        for (int64_t at = d->cu[n]; at < d->cu[n + 1]; at += C) {
-            const int64_t left = d->cu[n + 1] - at;
-            table.push_back(chunk_at{at, (int32_t)(left < C ? left : C), (int32_t)n});
-        }
-    }
-    first.push_back((int)table.size());
-    upload((void *)p.table, table.data(), table.size() * sizeof table[0], stream);
-    upload((void *)p.first, first.data(), first.size() * sizeof first[0], stream);
-}
-
 ckpt_status run(const ckpt_cuda_kda *d, const shape &s, const args &p, bool back,
                 device_stream stream, ckpt_err *err)
 {
     if (!s.uniform) {
-        upload_table(d, p, stream);
+        upload_table(d->N, d->cu, p, stream);
         const ckpt_status status = checked("copying the chunk table", err);
         if (status != CKPT_OK)
             return status;
@@ -164,6 +147,23 @@ args begin(const ckpt_cuda_kda *d, const extra &x, const shape &s, const ckpt_cu
 }
 
 } // namespace
+
+/* Where every chunk is, when sequences differ in length. The copies are staged before they return. */
+void kda::upload_table(int64_t N, const int64_t *cu, const args &p, device_stream stream)
+{
+    std::vector<chunk_at> table;
+    std::vector<int> first;
+    for (int64_t n = 0; n < N; n++) {
+        first.push_back((int)table.size());
+        for (int64_t at = cu[n]; at < cu[n + 1]; at += C) {
+            const int64_t left = cu[n + 1] - at;
+            table.push_back(chunk_at{at, (int32_t)(left < C ? left : C), (int32_t)n});
+        }
+    }
+    first.push_back((int)table.size());
+    upload((void *)p.table, table.data(), table.size() * sizeof table[0], stream);
+    upload((void *)p.first, first.data(), first.size() * sizeof first[0], stream);
+}
 
 ckpt_status kda::forward(const ckpt_cuda_kda *d, const extra &x, const ckpt_cuda_kda_in *in,
                          void *o, float *state, void *work, device_stream stream, ckpt_err *err)

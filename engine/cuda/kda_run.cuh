@@ -34,6 +34,8 @@ struct extra {
     const void *kb;
     void *dkb;
 };
+/* p.table and p.first, for sequences of unequal lengths. The copies are staged before it returns. */
+void upload_table(int64_t N, const int64_t *cu, const args &p, device_stream stream);
 ckpt_status forward(const ckpt_cuda_kda *d, const extra &x, const ckpt_cuda_kda_in *in, void *o,
                     float *state, void *work, device_stream stream, ckpt_err *err);
 ckpt_status backward(const ckpt_cuda_kda *d, const extra &x, const ckpt_cuda_kda_in *in,

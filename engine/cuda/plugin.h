@@ -12,12 +12,13 @@
 #include "move.h"
 #include "ops.h"
 #include "parts.h"
+#include "quant.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define CKPT_CUDA_PLUGIN_VERSION 1
+#define CKPT_CUDA_PLUGIN_VERSION 2
 
 /* clang-format off */
 #define CKPT_CUDA_FUNCTIONS(X)                                                                     \
@@ -31,6 +32,7 @@ extern "C" {
     X(gemm_name) X(matmul) X(linear) X(linear_dx) X(linear_dw)                                     \
     X(experts) X(experts_dx) X(experts_dw)                                                         \
     X(delta_bytes) X(delta_fwd) X(delta_bwd)                                                       \
+    X(quant_bytes) X(quant_fwd) X(quant_bwd)                                                       \
     X(attention_work) X(attend) X(attend_bwd)                                                      \
     X(add) X(scale) X(widen) X(narrow) X(round_bf16) X(copy_columns)                               \
     X(repeat_heads) X(sum_heads) X(first_heads) X(split_heads) X(fold_heads)                       \

@@ -58,39 +58,6 @@ ckpt_status ENG(linattn_cut_delta_bwd)(ckpt_eng *e, const ckpt_eng_linattn *b,
     return refuse(err);
 }
 
-/* ---- quantisation ---------------------------------------------------------------------------- */
-
-static ckpt_status refuse_quant(ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_E_UNSUPPORTED, "a quantisation policy on a device: the CPU has it");
-}
-
-ckpt_status ENG(kda_quant_save)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng_delta *d,
-                                const ckpt_eng_seq *seq, ENG(quant_saved) * saved, ckpt_err *err)
-{
-    (void)e, (void)q, (void)d, (void)seq, (void)saved;
-    return refuse_quant(err);
-}
-
-ckpt_status ENG(kda_quant)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng_delta *d,
-                           const ckpt_eng_seq *seq, const ENG(delta_in) * in, real *o, real *state,
-                           const ENG(quant_saved) * saved, ckpt_quant_report *report, ckpt_err *err)
-{
-    (void)e, (void)q, (void)d, (void)seq, (void)in, (void)o, (void)state, (void)saved;
-    (void)report;
-    return refuse_quant(err);
-}
-
-ckpt_status ENG(kda_quant_bwd)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng_delta *d,
-                               const ckpt_eng_seq *seq, const ENG(delta_in) * in,
-                               const ENG(quant_saved) * saved, const real *d_o, const real *d_state,
-                               const ENG(delta_grad) * grad, ckpt_err *err)
-{
-    (void)e, (void)q, (void)d, (void)seq, (void)in, (void)saved, (void)d_o, (void)d_state;
-    (void)grad;
-    return refuse_quant(err);
-}
-
 /* ---- attention, experts ---------------------------------------------------------------------- */
 
 ckpt_status ENG(attention_cut)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_eng_seq *seq,

@@ -170,24 +170,10 @@ typedef struct forward {
     int64_t step;
 } forward;
 
-/* Where a handle's operand is quantised: in the calls of a tile, in the solve, in every step of the walk; or
- * the state itself. */
-typedef enum stage { IN_TILES, IN_SOLVE, IN_WALK, IN_STATE } stage;
-
-static stage stage_of(int h)
-{
-    if (h == CKPT_HANDLE_KEY_INTERACTION_LHS || h == CKPT_HANDLE_KEY_INTERACTION_RHS ||
-        h == CKPT_HANDLE_OUTPUT_SCORE_LHS || h == CKPT_HANDLE_OUTPUT_SCORE_RHS)
-        return IN_TILES;
-    if (h >= CKPT_HANDLE_WY_VALUE_LHS && h <= CKPT_HANDLE_WY_KEY_RHS)
-        return IN_SOLVE;
-    return h == CKPT_HANDLE_STATE ? IN_STATE : IN_WALK;
-}
-
-static bool nvfp4_in(const ckpt_quant *q, stage where)
+static bool nvfp4_in(const ckpt_quant *q, ckpt_quant_stage where)
 {
     for (int h = 0; h < CKPT_HANDLE_COUNT; h++)
-        if (stage_of(h) == where && q->kind[h] == CKPT_QUANT_NVFP4)
+        if (ckpt_quant_stage_of(h) == where && q->kind[h] == CKPT_QUANT_NVFP4)
             return true;
     return false;
 }
@@ -243,7 +229,7 @@ static void peaks_item(void *arg, int64_t item, int worker)
     const unsigned csr = quant_keep_subnormals();
     f->peaks[item] = (peaks){.u = 0};
     prefix_sums(j, c, item % j->HV, g);
-    if (nvfp4_in(j->q, IN_TILES)) {
+    if (nvfp4_in(j->q, CKPT_QUANT_IN_TILES)) {
         ENG(quant_rows) r;
         ENG(quant_load)(j, c, item % j->HV, at, &r);
         find_tile_peaks(j, c, g, &r, at + QUANT_ROWS_LEN(j->K, j->V), &f->peaks[item]);
@@ -604,7 +590,7 @@ static void walk(const ckpt_eng *e, forward *f)
 {
     const int64_t rows = f->j.seq->n * f->j.HV, steps = most_steps(&f->j);
     ckpt_eng_parallel(e, rows, start_item, f);
-    if (!nvfp4_in(f->j.q, IN_WALK)) {
+    if (!nvfp4_in(f->j.q, CKPT_QUANT_IN_WALK)) {
         ckpt_eng_parallel(e, rows, walk_item, f);
         return;
     }
@@ -618,16 +604,8 @@ static void walk(const ckpt_eng *e, forward *f)
 
 static void report_on(const forward *f, ckpt_quant_report *r)
 {
-    const ckpt_quant *q = f->j.q;
-    const int64_t steps = most_steps(&f->j), items = f->j.chunks * f->j.HV;
-    for (int h = 0; h < CKPT_HANDLE_COUNT; h++) {
-        const stage at = stage_of(h);
-        const int64_t calls = at == IN_TILES   ? N_TILES
-                              : at == IN_SOLVE ? 1
-                              : at == IN_WALK  ? steps
-                                               : steps + 1;
-        r->calls[h] += q->kind[h] != CKPT_QUANT_OFF ? calls : 0;
-    }
+    const int64_t items = f->j.chunks * f->j.HV;
+    ckpt_quant_count(f->j.q, f->j.seq, r);
     for (int64_t i = 0; i < items; i++) {
         const double *x = f->peaks[i].inverse_errors;
         r->inverse_error = x[0] > r->inverse_error ? x[0] : r->inverse_error;

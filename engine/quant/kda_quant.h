@@ -37,6 +37,18 @@ typedef struct ckpt_quant_report {
     double inverse_error, inverse_residual;
 } ckpt_quant_report;
 
+/* Where a handle's operand is quantised: in the calls of a tile, in the solve, in every step of the walk over
+ * chunks; or the state itself. */
+typedef enum ckpt_quant_stage {
+    CKPT_QUANT_IN_TILES,
+    CKPT_QUANT_IN_SOLVE,
+    CKPT_QUANT_IN_WALK,
+    CKPT_QUANT_IN_STATE
+} ckpt_quant_stage;
+ckpt_quant_stage ckpt_quant_stage_of(int handle);
+/* Add the calls of one forward over these sequences. */
+void ckpt_quant_count(const ckpt_quant *q, const ckpt_eng_seq *seq, ckpt_quant_report *r);
+
 /* Operands as they were multiplied, [chunk * HV + head, ...]. Where two sites quantise one operand the
  * same way they share it. */
 typedef struct ENG(quant_saved) {
@@ -50,6 +62,7 @@ typedef struct ENG(quant_saved) {
     real *write_l, *write_r;   /* [K, 64], [V, 64] */
     real *state;               /* [K, V], as it came into the chunk */
     float *tiles;              /* [4, 8] global scales of the interactions' operands */
+    void *block;               /* on a device all of it instead (cuda/quant.h) */
 } ENG(quant_saved);
 
 /* Errors: CKPT_E_USAGE sizes, CKPT_E_UNSUPPORTED an empty sequence, another rule than KDA, a head size
@@ -59,13 +72,14 @@ ckpt_status ENG(kda_quant_save)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng
                                 ckpt_err *err) CKPT_MUST_USE;
 /* o [T, HV, V]; state [N, HV, K, V] or NULL: after each sequence, may be in->state0. report or NULL. */
 ckpt_status ENG(kda_quant)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng_delta *d,
-                           const ckpt_eng_seq *seq, const ENG(delta_in) * in, real *o, real *state,
+                           const ckpt_eng_seq *seq, const ENG(delta_in) * in, real *o, wreal *state,
                            const ENG(quant_saved) * saved, ckpt_quant_report *report,
                            ckpt_err *err) CKPT_MUST_USE;
 /* d_o [T, HV, V]; d_state [N, HV, K, V] or NULL: gradient of the final state. */
 ckpt_status ENG(kda_quant_bwd)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng_delta *d,
                                const ckpt_eng_seq *seq, const ENG(delta_in) * in,
-                               const ENG(quant_saved) * saved, const real *d_o, const real *d_state,
-                               const ENG(delta_grad) * grad, ckpt_err *err) CKPT_MUST_USE;
+                               const ENG(quant_saved) * saved, const real *d_o,
+                               const wreal *d_state, const ENG(delta_grad) * grad,
+                               ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -19,6 +19,28 @@ echo "1 99999999" >tokens
 rc 3 verify $hf/kimi_linear_tiny --forward --device cuda --tokens tokens; one_line
 err 'token 1: id 99999999, expected 0 to'
 
+# Quantisation policies: the exact path near the CPU's, FP8 within what flipped roundings move; training.
+echo '{"linear_attention":[{"module_name":"*","cfg":{"backend":"matmul","elementwise":{"output_add":"float32"}}}]}' >exact.json
+cat >fp8.json <<'JSON'
+{"quant_cfg": [{"quantizer_name": "*", "enable": false},
+  {"quantizer_name": "*linear_attn_sites.*", "cfg": {"num_bits": [4, 3], "type": "dynamic", "axis": [0, 1, 2]}}],
+ "linear_attention": [{"module_name": "*", "cfg": {"backend": "matmul"}}]}
+JSON
+for p in exact fp8; do
+    for d in cpu cuda; do
+        rc 0 verify $hf/kimi_linear_tiny --forward --policy $p.json --device $d
+        out 'quantisation policy [0-9a-f]{12}… on 3 of 3 KDA modules'
+        grep -oE 'loss [0-9.]+' $OUT >$p.$d
+    done
+    limit=1e-6
+    [ $p = exact ] || limit=1e-3
+    paste -d' ' $p.cpu $p.cuda | awk -v limit=$limit '{ d = $2 / $4 - 1; exit !((d < 0 ? -d : d) < limit) }' ||
+        fail "$p: $(cat $p.cpu $p.cuda)"
+done
+cmp -s exact.cuda fp8.cuda && fail "FP8 changes nothing: $(cat fp8.cuda)"
+rc 4 verify "$hf/kimi_linear_tiny" --forward --policy fp8.json --device cuda --approximate-solve 2; one_line
+err 'the approximate inverse on CUDA: the CPU has it'
+
 data=(--data "$FIXTURES/fla/corpus.txt" --seq-len 12 --batch 2 --lr 2e-3 --reset-optimizer)
 for o in adamw muon; do
     args=(--resume "$hf/kimi_linear_tiny" "${data[@]}" --optimizer "$o")
@@ -35,3 +57,7 @@ for d in f32 bf16; do
     rc 0 diff $d/iter_0000004 $d.rest/iter_0000004
 done
 close_to m.bf16 m.f32 2e-2
+for d in cpu cuda; do
+    rc 0 train --resume $hf/kimi_linear_tiny "${data[@]}" --steps 2 --policy exact.json --device $d --metrics m.exact.$d
+done
+close_to m.exact.cuda m.exact.cpu 1e-4

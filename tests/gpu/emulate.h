@@ -398,6 +398,35 @@ inline float shuffle_xor(float x, int mask)
     emu::warp_barrier();
     return r;
 }
+inline double shuffle_from(double x, int from)
+{
+    emu::slot *s = warp_slots();
+    std::memcpy(s[lane()].w, &x, sizeof x);
+    emu::warp_barrier();
+    double r;
+    std::memcpy(&r, s[from].w, sizeof r);
+    emu::warp_barrier();
+    return r;
+}
+inline uint32_t largest_of_warp(uint32_t x)
+{
+    emu::slot *s = warp_slots();
+    s[lane()].w[6] = x;
+    emu::warp_barrier();
+    uint32_t r = 0;
+    for (int i = 0; i < 32; i++)
+        r = s[i].w[6] > r ? s[i].w[6] : r;
+    emu::warp_barrier();
+    return r;
+}
+inline void raise_to(uint32_t *p, uint32_t x)
+{
+    *p = x > *p ? x : *p;
+}
+inline float fused(float a, float b, float c)
+{
+    return a * b + c;
+}
 inline void sync_block()
 {
     emu::barrier(0, (unsigned)emu::b.fibers.size(), emu::b.count);

@@ -6,13 +6,17 @@
 NVCC_ARCH   ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=[sm_80,compute_80]
 NVCC_FLAGS  := -std=c++17 -O3 -lineinfo -Ilib -Iengine -Xcompiler -fPIC,-fvisibility=hidden
 CU_SRC      := $(sort $(wildcard engine/cuda/*.cu))
-CU_DEP      := $(wildcard engine/cuda/*.cuh engine/cuda/*.h) engine/train/elementwise.h engine/comm.h lib/err.h
+CU_DEP      := $(wildcard engine/cuda/*.cuh engine/cuda/*.h) engine/train/elementwise.h engine/comm.h lib/err.h \
+               lib/codec.h lib/policy.h
 CU_OBJ      := $(patsubst %.cu,$(BUILD)/%.cu.o,$(CU_SRC))
 EMU_OBJ     := $(patsubst %.cu,$(BUILD)/%.emu.o,$(CU_SRC))
 CXX         ?= g++
 
 # The optimizer gives the CPU's bits: no contraction, subnormals flushed to zero.
 %/ops_optim.cu.o %/ops_optim.sm90.o %/ops_muon.cu.o %/ops_muon.sm90.o: NVCC_FLAGS += -fmad=false -ftz=true
+
+# Every operation of a rounding is rounded once (codec.h).
+%/quant_d64.cu.o %/quant_d64.sm90.o %/quant_d128.cu.o %/quant_d128.sm90.o: NVCC_FLAGS += -fmad=false
 
 .PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu
 # make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc, without linking
