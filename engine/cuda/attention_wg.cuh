@@ -286,9 +286,9 @@ template <int DK, int DV> DEV void dkv_wg_write(const att_args &p, const kv_tile
                               p.wide_k);
         load_panels<B, DV, T>(s.d + at * DV, (const bf16 *)p.d_o + q * p.DV, p.N * p.DV, w.n, p.DV,
                               p.wide_v);
-        if (tid < B) {
-            row[tid] = tid < w.n ? p.lse[q + tid * p.N] * LOG2E : INFINITY;
-            row[B + tid] = tid < w.n ? p.D[q + tid * p.N] : 0.f;
+        if (tid < B) { /* of rows that do not exist 0 as well: their q and dO are 0 */
+            copy_async4(row + tid, p.lse + q + tid * p.N, tid < w.n);
+            copy_async4(row + B + tid, p.D + q + tid * p.N, tid < w.n);
         }
         to.wrote(s.at, n);
         w.at += B;
@@ -337,7 +337,7 @@ DEV void dkv_wg_read(const att_args &p, const kv_tiles<DK, DV> &x)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int c = 8 * i + c0 + e % 2;
-                const float y = ex2(s[i][e] * p.scale2 - row[c]);
+                const float y = ex2(s[i][e] * p.scale2 - row[c] * LOG2E);
                 s[i][e] = edge && key + g + 8 * (e / 2) > i0 + c ? 0.f : y;
             }
         if constexpr (WITH_V) {

@@ -100,6 +100,13 @@ DEV void copy_async(void *to, const void *from, bool wanted)
                  "l"(from), "r"(wanted ? 16 : 0)
                  : "memory");
 }
+/* 4 bytes likewise. */
+DEV void copy_async4(void *to, const void *from, bool wanted)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(wanted ? 4 : 0)
+                 : "memory");
+}
 DEV void copy_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -18,19 +18,20 @@ DEV void load_panels(bf16 *s, const bf16 *x, int64_t ld, int64_t n, int64_t D, b
     const int rows = n < R ? (int)n : R, width = D < DP ? (int)D : DP;
     bf16 *to = s + first * 64 + (c ^ first % 8 * 8);
     const bf16 *from = x + first * ld + c;
+    if (!wide) { /* element by element, in as few registers as it takes */
+#pragma unroll 1
+        for (int i = 0; i < R / step * DP / 8; i++) {
+            const int row = i / (DP / 8), j = i % 8, d = i % (DP / 8) / 8 * 64;
+            const bool in = first + row * step < rows && c + d + j < width;
+            to[row * step * 64 + d * R + j] = in ? from[row * step * ld + d + j] : cast<bf16>(0.f);
+        }
+        return;
+    }
 #pragma unroll 1
     for (int r = first; r < R; r += step, to += step * 64, from += step * ld)
 #pragma unroll
-        for (int d = 0; d < DP; d += 64) {
-            bf16 *const piece = to + d * R;
-            if (wide) {
-                const bool in = r < rows && c + d < width;
-                copy_async(piece, from + d, in); /* of what is not wanted nothing is read */
-            } else {
-                for (int j = 0; j < 8; j++)
-                    piece[j] = r < rows && c + d + j < width ? from[d + j] : cast<bf16>(0.f);
-            }
-        }
+        for (int d = 0; d < DP; d += 64) /* of what is not wanted nothing is read */
+            copy_async(to + d * R, from + d, r < rows && c + d < width);
 }
 
 } // namespace kda

@@ -34,6 +34,7 @@ struct copy {
     void *to;
     const void *from;
     bool wanted;
+    size_t bytes;
 };
 struct fiber {
     ucontext_t start;
@@ -196,9 +197,9 @@ inline void land(fiber &f, size_t keep)
     while (f.groups.size() > keep) {
         for (const copy &c : f.groups.front()) {
             if (c.wanted)
-                std::memcpy(c.to, c.from, 16);
+                std::memcpy(c.to, c.from, c.bytes);
             else
-                std::memset(c.to, 0, 16);
+                std::memset(c.to, 0, c.bytes);
         }
         f.groups.erase(f.groups.begin());
     }
@@ -317,11 +318,19 @@ inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 {
     mma_any(c, a, b0, b1, false);
 }
+inline void copy_of(void *to, const void *from, bool wanted, size_t bytes)
+{
+    if ((uintptr_t)to % bytes || (uintptr_t)from % bytes)
+        std::abort();
+    emu::b.fibers[threadIdx.x].open.push_back({to, from, wanted, bytes});
+}
 inline void copy_async(void *to, const void *from, bool wanted)
 {
-    if ((uintptr_t)to % 16 || (uintptr_t)from % 16)
-        std::abort();
-    emu::b.fibers[threadIdx.x].open.push_back({to, from, wanted});
+    copy_of(to, from, wanted, 16);
+}
+inline void copy_async4(void *to, const void *from, bool wanted)
+{
+    copy_of(to, from, wanted, 4);
 }
 inline void copy_commit()
 {
