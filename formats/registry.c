@@ -18,16 +18,18 @@
 #define HEAD_BYTES 1024
 
 // clang-format off
-const ckpt_container *const ckpt_containers[] = {
-    &ckpt_safetensors,
-    &ckpt_torch_dist,
-    &ckpt_torch_save,
-    &ckpt_hdf5,
-    &ckpt_mp_rank,
-    &ckpt_zarr,
-    &ckpt_rank_safetensors,
-    NULL,
-};
+#define CONTAINERS(X)        \
+    X(ckpt_safetensors)      \
+    X(ckpt_torch_dist)       \
+    X(ckpt_torch_save)       \
+    X(ckpt_hdf5)             \
+    X(ckpt_mp_rank)          \
+    X(ckpt_zarr)             \
+    X(ckpt_rank_safetensors)
+#define DECLARED(name) extern const ckpt_container name;
+#define LISTED(name) &name,
+CONTAINERS(DECLARED)
+const ckpt_container *const ckpt_containers[] = {CONTAINERS(LISTED) NULL};
 // clang-format on
 
 const ckpt_container *ckpt_container_find(const char *name)

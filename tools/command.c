@@ -4,25 +4,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const ckpt_command cmd_bench = {.name = "bench", .what = "measure this machine"};
-
-const ckpt_command *const ckpt_commands[] = {
-    &ckpt_cmd_inspect,
-    &ckpt_cmd_convert,
-    &ckpt_cmd_verify,
-    &ckpt_cmd_diff,
-    &ckpt_cmd_formats,
-    &ckpt_cmd_train,
-    &ckpt_cmd_study,
-    &ckpt_cmd_gate,
-    &ckpt_cmd_sign,
-    &ckpt_cmd_completion,
-    &cmd_bench,
-    &ckpt_cmd_report,
-    NULL,
-};
+const ckpt_command ckpt_cmd_bench = {.name = "bench", .what = "measure this machine"};
 
 /* clang-format off */
+#define COMMANDS(X)        \
+    X(ckpt_cmd_inspect)    \
+    X(ckpt_cmd_convert)    \
+    X(ckpt_cmd_verify)     \
+    X(ckpt_cmd_diff)       \
+    X(ckpt_cmd_formats)    \
+    X(ckpt_cmd_train)      \
+    X(ckpt_cmd_study)      \
+    X(ckpt_cmd_gate)       \
+    X(ckpt_cmd_sign)       \
+    X(ckpt_cmd_completion) \
+    X(ckpt_cmd_bench)      \
+    X(ckpt_cmd_report)
+#define DECLARED(name) extern const ckpt_command name;
+#define LISTED(name) &name,
+COMMANDS(DECLARED)
+const ckpt_command *const ckpt_commands[] = {COMMANDS(LISTED) NULL};
+
 const ckpt_opt ckpt_global_opts[] = {
     {"json",    CKPT_OPT_FLAG,   offsetof(ckpt_globals, json),    NULL,   "one JSON document on stdout",                0, 0},
     {"quiet",   CKPT_OPT_FLAG,   offsetof(ckpt_globals, quiet),   NULL,   "errors only",                                0, 0},

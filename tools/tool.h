@@ -51,9 +51,8 @@ struct ckpt_command {
     const char *examples; /* lines after that, each of two blanks and a command; may be NULL */
 };
 
-extern const ckpt_command ckpt_cmd_inspect, ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff,
-    ckpt_cmd_formats, ckpt_cmd_completion, ckpt_cmd_gate, ckpt_cmd_report, ckpt_cmd_sign,
-    ckpt_cmd_study, ckpt_cmd_train;
+/* Those that others run; command.c lists all. */
+extern const ckpt_command ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff, ckpt_cmd_train;
 
 /* ---- input ----------------------------------------------------------------------------------- */
 

@@ -114,6 +114,11 @@ soak: $(BUILD)/ckpt $(BUILD)/faultshim.so
 check-peers: $(BUILD)/ckpt $(BUILD)/verdicts
 	$(Q)CKPT=$(CKPT) tests/peers/run.sh
 
+# make check-adding    a container, a layout, a command and an operation added to a copy of the tree
+.PHONY: check-adding
+check-adding: all
+	$(Q)CC="$(CC)" BUILD=$(BUILD) MAKE="$(MAKE)" tests/adding/run.sh
+
 # make demo            the main job on the fixtures, printing what it proves
 demo: $(BUILD)/ckpt $(BUILD)/stcmp
 	$(Q)CKPT=$(CKPT) STCMP=$(abspath $(BUILD)/stcmp) tests/demo.sh
