@@ -80,7 +80,7 @@ template <int D> struct runner {
         const int64_t n = PEAK_STEPS + (int64_t)(p.steps + 1) * STEP_PEAKS;
         ckpt_status status = CKPT_OK;
         if (p.fp4)
-            status = start("clear", clear_peaks, (n + TH - 1) / TH, TH, 0, how, err, p, n);
+            status = start("clear", clear_peaks<TH>, (n + TH - 1) / TH, TH, 0, how, err, p, n);
         if (status == CKPT_OK && tiles)
             status = start("find_peaks", find_peaks<D>, how.items, PAIR_TH, pair_tiles<D>::forward,
                            how, err, p);
@@ -114,7 +114,7 @@ template <int D> struct runner {
             status = start("interact_back", interact_back<D>, how.items, PAIR_TH,
                            pair_tiles<D>::backward, how, err, p);
         if (status == CKPT_OK && p.shared)
-            status = start("fold", fold, (how.key_elements + TH - 1) / TH, TH, 0, how, err, p,
+            status = start("fold", fold<TH>, (how.key_elements + TH - 1) / TH, TH, 0, how, err, p,
                            how.key_elements);
         return status;
     }

@@ -19,7 +19,7 @@ namespace quant
 
 template <int D> constexpr int SLICES = D / C;
 
-KERNEL(TH, 1) clear_peaks(qargs p, int64_t n)
+template <int T> KERNEL(T, 1) clear_peaks(qargs p, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * TH + threadIdx.x;
     if (i < n)
@@ -306,7 +306,7 @@ template <int D> KERNEL(TH, 3) solve_back(qargs p)
 /* ---- shared heads --------------------------------------------------------------------------- */
 
 /* dq, dk [T, HQ, K] = sums over the heads of v that share one, in order. */
-KERNEL(TH, 1) fold(qargs p, int64_t n)
+template <int T> KERNEL(T, 1) fold(qargs p, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * TH + threadIdx.x;
     if (i >= n)
