@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Conversions in a loop, from container to container and mesh to mesh at random, some of them killed or
-# given a failing disk on the way: the root must stay that of the first model, memory and descriptors of
-# a run may not grow, no temporary may be left unnamed.
+# given a failing disk on the way: the root must stay that of the first model, memory of a run may not
+# grow, every descriptor must be closed when it ends, failed or not, no temporary may be left unnamed.
 #
 #   CKPT=PROGRAM SHIM=faultshim.so tests/soak.sh [SECONDS [SEED]]      default 1200 s
 set -euo pipefail
@@ -20,7 +20,9 @@ cd "$work"
 root() { "$ckpt" verify "$1" --hash 2>/dev/null | grep -oE 'root [0-9a-f]{64}' | head -n 1; }
 pick() { eval "echo \"\${$((RANDOM % $# + 1))}\""; }
 
-runs=0 faults=0 mismatches=0 first=0 last=0 most_fds=0
+runs=0 faults=0 mismatches=0 first=0 last=0
+export FAULT_FDS=$work/fds # a line a run: descriptors left open at its end
+: >"$FAULT_FDS"
 window=() # peak memory of the last runs, KiB
 end=$((SECONDS + seconds))
 while [ $SECONDS -lt $end ]; do
@@ -61,7 +63,7 @@ while [ $SECONDS -lt $end ]; do
         esac
         if [ ! -e "$next" ]; then
             rc=0
-            /usr/bin/time -f '%M' -o mem "$ckpt" "${args[@]}" --resume >log 2>&1 || rc=$?
+            /usr/bin/time -f '%M' -o mem env LD_PRELOAD="$shim" "$ckpt" "${args[@]}" --resume >log 2>&1 || rc=$?
             if [ $rc -eq 2 ] && grep -q 'not divisible' log; then continue; fi
             [ $rc -eq 0 ] || {
                 echo "soak: exit $rc: ${args[*]}: $(cat log)"
@@ -78,9 +80,6 @@ while [ $SECONDS -lt $end ]; do
         [ -z "$(find . -maxdepth 1 -name '.a*.ckpt-tmp.*' -newer "$next" -print -quit)" ] || mismatches=$((mismatches + 1))
         at=$next
     done
-    # The shell's own descriptors: a leak of a child could only show in what it inherits to the next.
-    fds=$(find /proc/$$/fd | wc -l)
-    most_fds=$((fds > most_fds ? fds : most_fds))
     if [ ${#window[@]} -ge 40 ]; then
         peak=$(printf '%s\n' "${window[@]}" | sort -n | tail -n 1)
         [ "$first" -gt 0 ] || first=$peak
@@ -88,5 +87,6 @@ while [ $SECONDS -lt $end ]; do
         window=()
     fi
 done
-echo "soak: $runs conversions, $faults interrupted, $mismatches mismatches; peak memory of the first 40 $first KiB, of the last 40 $last KiB; descriptors $most_fds"
-[ $mismatches -eq 0 ] && [ $runs -gt 0 ] && [ "$last" -le $((first * 5 / 4)) ]
+watched=$(wc -l <"$FAULT_FDS") left=$(grep -vcx 0 "$FAULT_FDS" || true)
+echo "soak: $runs conversions, $faults interrupted, $mismatches mismatches; peak memory of the first 40 $first KiB, of the last 40 $last KiB; of $watched runs $left left descriptors open"
+[ $mismatches -eq 0 ] && [ $runs -gt 0 ] && [ "$last" -le $((first * 5 / 4)) ] && [ "$watched" -gt 0 ] && [ "$left" -eq 0 ]

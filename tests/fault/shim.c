@@ -13,7 +13,8 @@
  * FAULT_TRACE=1: the stack of the failing call goes to stderr, for addr2line.
  * FAULT_NAME=NAME: the call is left alone unless it has this name.
  * FAULT_LOG=FILE: instead of failing, write one line a call: number and name (io, kill, power) or
- * number, hash of the stack and the library that asked (oom). */
+ * number, hash of the stack and the library that asked (oom).
+ * FAULT_FDS=FILE: when main() has returned, append one line: descriptors that it left open. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -236,6 +237,24 @@ static bool hit(const char *name, bool memory)
 
 /* ---- start -------------------------------------------------------------------------------------- */
 
+/* Of the first thousand, which no run of these tests comes near to. */
+static int open_descriptors(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 1000; fd++)
+        n += syscall(SYS_fcntl, fd, F_GETFD) != -1;
+    return n;
+}
+
+static void tell_left(const char *path, int before)
+{
+    char line[16];
+    int n = snprintf(line, sizeof line, "%d\n", open_descriptors() - before);
+    long fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND, 0666);
+    if (fd < 0 || syscall(SYS_write, fd, line, n) != n)
+        _exit(99);
+}
+
 static int (*real_main)(int, char **, char **);
 
 static int started(int argc, char **argv, char **env)
@@ -243,7 +262,8 @@ static int started(int argc, char **argv, char **env)
     static const char *const names[] = {"", "io", "oom", "kill", "power"};
     const char *m = getenv("FAULT_MODE"), *at = getenv("FAULT_AT"), *k = getenv("FAULT_KIND"),
                *log = getenv("FAULT_LOG"), *s = getenv("FAULT_STICKY"),
-               *lose = getenv("FAULT_LOSE");
+               *lose = getenv("FAULT_LOSE"), *fds = getenv("FAULT_FDS");
+    int before = open_descriptors(), code;
     for (int i = IO; m != NULL && i <= POWER; i++)
         if (strcmp(m, names[i]) == 0)
             mode = i;
@@ -262,7 +282,11 @@ static int started(int argc, char **argv, char **env)
     void *warm[2]; /* loads the unwinder now */
     (void)backtrace(warm, 2);
     active = mode != OFF;
-    return real_main(argc, argv, env);
+    code = real_main(argc, argv, env);
+    active = false;
+    if (fds != NULL)
+        tell_left(fds, before + (log_fd >= 0));
+    return code;
 }
 
 EXPORT int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv,

@@ -43,9 +43,10 @@ CLASSES = [
     ("torch", "peer", r"unknown global", "a global that only PyTorch's list has"),
     ("torch", "we", r"weights_only|Unsupported|WeightsUnpickler|GLOBAL|global", "data we carry without running it; PyTorch's allow-list is shorter"),
     ("torch", "we", r"PytorchStreamReader|archive|zip|file in archive", "a record that PyTorch looks for and we do not need (byteorder, .data, alignment)"),
+    ("torch", "we", r"Couldn't parse the version", "a record whose attributes call it a directory: PyTorch reads nothing of it"),
     ("torch", "we", r"record size", "a record longer than its storage: what is beyond is read by nobody"),
     ("torch", "we", r"UnicodeDecodeError", "text that is not UTF-8: we show its bytes"),
-    ("torch", "we", r"^(Type|Value|Attribute|Index|Key|Assertion|Overflow|Memory)Error|requires_grad must|must be a tuple",
+    ("torch", "we", r"^(Type|Value|Attribute|Index|Key|Assertion|Overflow|Memory)Error|requires_grad must|can require gradients|must be a tuple",
      "a call that PyTorch's own constructor refuses: we run none, and describe it"),
 ]
 
