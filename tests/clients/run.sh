@@ -52,6 +52,15 @@ if [ -z "$san" ]; then
     python3 tests/clients/client.py "$work/root/usr/lib/libckpt.so" "$FIXTURES/hf/kimi_linear_tiny"
 fi
 
+# Digests as README.md describes them, of a model and of a tensor with several leaves.
+"$BUILD/ckpt" convert "$FIXTURES/hf/kimi_linear_tiny" "$work/model" --dtype bf16 --quiet 2>/dev/null
+printf '\x58\0\0\0\0\0\0\0%-88s' '{"t":{"dtype":"F32","shape":[1000,1000],"data_offsets":[0,4000000]}}' >"$work/t.safetensors"
+head -c 4000000 "$BUILD/ckpt" >>"$work/t.safetensors"
+"$BUILD/ckpt" convert "$work/t.safetensors" "$work/leaves" --to safetensors --quiet
+for dir in model leaves; do
+    python3 tests/clients/manifest.py "$work/$dir"
+done
+
 # Manual pages and completion scripts are whole.
 for page in ckpt ckpt-convert ckpt-gate; do
     LC_ALL=C man --warnings -l "$work/root/usr/share/man/man1/$page.1" >"$work/man.txt" 2>"$work/man.err" || true
