@@ -93,4 +93,4 @@ left=$(find "$work/root" ! -type d)
     echo "clients: uninstall left $left"
     exit 1
 }
-echo "clients: C shared and static, C++, ctypes, ABI, manual, completion"
+echo "clients: C shared and static, C++, ctypes, ABI, digests, manual, completion"
