@@ -3,6 +3,7 @@
 #define CKPT_TEST_GPU_CARD_MEMORY_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 static inline void *dev_alloc(size_t bytes)

@@ -84,6 +84,12 @@ fla() {
     warm "$here/fla_kda.py"
     python3 "$here/fla_kda.py" "$dir/plain" "$dir/weak"
 }
+# FLA's line of the table that quant.sh prints.
+fla_table() {
+    wheels "$(mktemp -d)"
+    warm "$here/fla_kda.py" --table
+    python3 "$here/fla_kda.py" --table
+}
 # The block of model.sh by PyTorch and FLA.
 fla_block() {
     wheels "$(mktemp -d)"
@@ -111,6 +117,7 @@ for part in "${parts[@]}"; do
     kernels) if command -v ncu >/dev/null; then kernels; else echo "SKIP no ncu"; fi ;;
     torch) if python3 -c 'import torch' 2>/dev/null; then python3 "$here/torch_ops.py"; else echo "SKIP no torch"; fi ;;
     fla) if python3 -c 'import torch, triton' 2>/dev/null; then fla; else echo "SKIP no torch"; fi ;;
+    fla_table) if python3 -c 'import torch, triton' 2>/dev/null; then fla_table; else echo "SKIP no torch"; fi ;;
     fla_block) if python3 -c 'import torch, triton' 2>/dev/null; then fla_block; else echo "SKIP no torch"; fi ;;
     *)
         echo "unknown part $part"

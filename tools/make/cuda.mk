@@ -16,9 +16,10 @@ CXX         ?= g++
 %/ops_optim.cu.o %/ops_optim.sm90.o %/ops_muon.cu.o %/ops_muon.sm90.o: NVCC_FLAGS += -fmad=false -ftz=true
 
 # Every operation of a rounding is rounded once (codec.h).
-%/quant_d64.cu.o %/quant_d64.sm90.o %/quant_d128.cu.o %/quant_d128.sm90.o: NVCC_FLAGS += -fmad=false
+%/quant_d64.cu.o %/quant_d64.sm90.o %/quant_d128.cu.o %/quant_d128.sm90.o \
+    %/quant_codec.cu.o: NVCC_FLAGS += -fmad=false
 
-.PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu
+.PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu quant_gpu
 # make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc, without linking
 cuda-compile: $(patsubst %.cu,$(BUILD)/%.sm90.o,$(CU_SRC))
 	@echo "cuda-compile: $(words $(CU_SRC)) files"
@@ -49,16 +50,20 @@ $(BUILD)/lib/err.pic.o: lib/err.c $(BUILD)/flags
 # make kda_gpu         $(BUILD)/kda_gpu, parity and times of the recurrence on a card (tests/gpu/run.sh)
 # make ops_gpu         $(BUILD)/ops_gpu, the same of the pointwise and row operations
 # make attn_gpu        $(BUILD)/attn_gpu, the same of products and attention
+# make quant_gpu       $(BUILD)/quant_gpu, the same of the quantised recurrence (tests/gpu/quant.sh)
 # make two_gpu         $(BUILD)/two_gpu, models over several cards (tests/gpu/two.sh)
 kda_gpu: $(BUILD)/kda_gpu
 ops_gpu: $(BUILD)/ops_gpu
 attn_gpu: $(BUILD)/attn_gpu
+quant_gpu: $(BUILD)/quant_gpu
 two_gpu: $(BUILD)/two_gpu
-$(BUILD)/kda_gpu $(BUILD)/ops_gpu $(BUILD)/attn_gpu $(BUILD)/two_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
+$(BUILD)/quant_gpu: $(BUILD)/tests/gpu/quant_codec.cu.o
+$(BUILD)/kda_gpu $(BUILD)/ops_gpu $(BUILD)/attn_gpu $(BUILD)/quant_gpu $(BUILD)/two_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
                                    $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(NVCC) -cudart static -Xcompiler "$(OPENMP)" -o $@ $^ $(PKG_LIBS) $(BLAS_LIBS) -lm
-$(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/attn_gpu.o $(BUILD)/tests/gpu/two_gpu.o: \
+$(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/attn_gpu.o $(BUILD)/tests/gpu/quant_gpu.o \
+    $(BUILD)/tests/gpu/two_gpu.o: \
     CPPFLAGS += -isystem $(dir $(NVCC))../include
 
 # Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
