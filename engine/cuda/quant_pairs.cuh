@@ -189,15 +189,37 @@ struct right_side {
     }
 };
 
+/* x = exp(x) as gate_exp rounds it; one question for all of them. */
+template <int N> DEV void gates(const qargs &p, float (&x)[N])
+{
+    const ckpt_quant_dtype dtype = p.how.rounding[CKPT_BOUNDARY_GATE_EXP];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x[i] = expf(x[i]);
+    if (dtype == CKPT_QUANT_F16 || dtype == CKPT_QUANT_BF16) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = round_to(dtype, x[i]);
+    }
+}
+
 /* 16 columns of k_j exp(G_i - G_j). */
 DEV void decayed(const qargs &p, const float *gi, const float *gj, const float *k, float (&x)[16])
 {
 #pragma unroll
     for (int i = 0; i < 16; i += 4) {
-        const vec<float> a = load16(gi + i), b = load16(gj + i), c = load16(k + i);
+        const vec<float> a = load16(gi + i), b = load16(gj + i);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            x[i + e] = gate(p, a.e[e] - b.e[e]) * c.e[e];
+            x[i + e] = a.e[e] - b.e[e];
+    }
+    gates<16>(p, x);
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        const vec<float> c = load16(k + i);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            x[i + e] *= c.e[e];
     }
 }
 
@@ -376,6 +398,22 @@ DEV void round_across(ckpt_quant_kind kind, float global, const float (&x)[N], f
     }
 }
 
+/* exp(a - b), and as gate_exp rounds it. */
+template <int N>
+DEV void both_gates(const qargs &p, const float (&a)[N], const float (&b)[N], float (&exact)[N],
+                    float (&rounded)[N])
+{
+    const ckpt_quant_dtype dtype = p.how.rounding[CKPT_BOUNDARY_GATE_EXP];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        rounded[i] = exact[i] = expf(a[i] - b[i]);
+    if (dtype == CKPT_QUANT_F16 || dtype == CKPT_QUANT_BF16) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            rounded[i] = round_to(dtype, exact[i]);
+    }
+}
+
 /* Gradients of one row, N columns a lane. */
 template <int N> struct row_gradient {
     float bk[N], q[N], k[N], prefix[N];
@@ -396,11 +434,10 @@ DEV void along_row(const qargs &p, const pair_tiles<D> &t, int i, row_gradient<N
         const float dl = t.lower[i * LT + j], ds = t.scores[i * LT + j];
         pick<N>(t.G + j * LD<D> + d, gj);
         pick<N>(t.k + j * LD<D> + d, k);
+        both_gates<N>(p, gi, gj, exact, x);
 #pragma unroll
-        for (int e = 0; e < N; e++) {
-            exact[e] = expf(gi[e] - gj[e]);
-            x[e] = round_to(p.how.rounding[CKPT_BOUNDARY_GATE_EXP], exact[e]) * k[e];
-        }
+        for (int e = 0; e < N; e++)
+            x[e] *= k[e];
         round_across<N>(key, global, x, y);
 #pragma unroll
         for (int e = 0; e < N; e++)
@@ -436,16 +473,17 @@ DEV void down_column(const qargs &p, const pair_tiles<D> &t, int j, int len, row
     pick<N>(t.k + j * LD<D> + d, k);
     for (int i = j; i < len; i++) {
         const float dl = t.lower[i * LT + j], ds = t.scores[i * LT + j];
-        float gi[N], lk[N], lq[N];
+        float gi[N], lk[N], lq[N], exact[N], rounded[N];
         pick<N>(t.G + i * LD<D> + d, gi);
         pick<N>(t.lk + i * LD<D> + d, lk);
         pick<N>(t.lq + i * LD<D> + d, lq);
+        both_gates<N>(p, gi, gj, exact, rounded);
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            const float exact = expf(gi[e] - gj[e]), right = fused(dl, lk[e], ds * lq[e]);
-            g.k[e] = fused(right, round_to(p.how.rounding[CKPT_BOUNDARY_GATE_EXP], exact), g.k[e]);
+            const float right = fused(dl, lk[e], ds * lq[e]);
+            g.k[e] = fused(right, rounded[e], g.k[e]);
             if (i > j)
-                through[e] = fused(right, exact, through[e]);
+                through[e] = fused(right, exact[e], through[e]);
         }
     }
 #pragma unroll
