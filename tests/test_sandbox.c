@@ -35,10 +35,12 @@ static void clean(void)
     ck_assert_int_eq(unlink(mine), 0);
 }
 
-static void enter(void)
+/* False on a kernel without it, where nothing may change. */
+static bool enter(void)
 {
-    ck_assert(ckpt_sandbox_available());
-    ck_assert(ckpt_sandbox_enter());
+    bool there = ckpt_sandbox_available();
+    ck_assert(ckpt_sandbox_enter() == there);
+    return there;
 }
 
 static void nothing_is_written(void)
@@ -64,7 +66,8 @@ static void nothing_is_written(void)
 START_TEST(sandbox_refuses_writes_sockets_programs)
 {
     char *argv[] = {(char *)(uintptr_t) "true", NULL}, byte = '\n';
-    enter();
+    if (!enter())
+        return;
     nothing_is_written();
     REFUSED(socket(AF_INET, SOCK_STREAM, 0));
     REFUSED(socket(AF_INET, SOCK_DGRAM, 0));
@@ -78,7 +81,7 @@ START_TEST(sandbox_lets_read_fork_and_write_to_what_is_open)
 {
     int ends[2], status = -1;
     char byte = 0;
-    enter();
+    bool there = enter();
     int fd = open(mine, O_RDONLY);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(pread(fd, &byte, 1, 0), 1);
@@ -87,7 +90,10 @@ START_TEST(sandbox_lets_read_fork_and_write_to_what_is_open)
     ck_assert_int_eq(pipe(ends), 0);
     pid_t child = fork();
     if (child == 0) /* and it is inherited */
-        _exit(open(mine, O_WRONLY) == -1 && errno == EPERM && write(ends[1], "y", 1) == 1 ? 7 : 1);
+        _exit((!there || (open(mine, O_WRONLY) == -1 && errno == EPERM)) &&
+                      write(ends[1], "y", 1) == 1
+                  ? 7
+                  : 1);
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
     ck_assert_int_eq(read(ends[0], &byte, 1), 1);
@@ -110,10 +116,10 @@ START_TEST(sandbox_holds_threads_that_were_there_before)
     int met = 0;
     ck_assert_int_eq(pipe(go), 0);
     ck_assert_int_eq(pthread_create(&thread, NULL, late, &met), 0);
-    enter();
+    bool there = enter();
     ck_assert_int_eq(write(go[1], "", 1), 1);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
-    ck_assert_int_eq(met, EPERM);
+    ck_assert_int_eq(met, there ? EPERM : 0);
 }
 END_TEST
 

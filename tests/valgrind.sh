@@ -21,6 +21,8 @@ v() { # EXIT-CODE ARGUMENTS-OF-CKPT...
     shift
     valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect \
         --show-leak-kinds=definite,indirect --log-file=log "$ckpt" "$@" >out 2>&1 || rc=$?
+    # It has no seccomp (317, a call it says five lines about): commands that only read do without.
+    sed -i '/WARNING: unhandled [a-z0-9]*-linux syscall: 317$/,/valgrind\.org\/support/d' log
     if [ "$rc" -eq "$want" ] && [ ! -s log ]; then
         passed=$((passed + 1))
     else
