@@ -58,6 +58,7 @@ typedef struct ckpt_eng {
         *par; /* the other ranks of the run (par.h), borrowed; NULL: there are none */
     struct ckpt_eng_device
         *device; /* whose memory the arena is (device.h), borrowed; NULL: this process's */
+    struct ckpt_eng_graphs *graphs; /* captured pieces of a step (graph.h), borrowed; NULL: none */
 } ckpt_eng;
 
 /* threads 0 = all cores. The context is dry until ckpt_eng_reserve. Nothing to release before. */

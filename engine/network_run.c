@@ -14,6 +14,7 @@
 
 #include "checked.h"
 #include "cut.h"
+#include "graph.h"
 #include "io.h"
 #include "move.h"
 
@@ -555,35 +556,87 @@ static ckpt_status bring_batch(pass *p)
     return status;
 }
 
-static ckpt_status run_all(pass *p)
+/* What every later part of a run reads and writes, taken before its sizes alone decide the rest. */
+typedef struct trunk {
+    pass *p;
+    real *x, *h, *dh; /* [T, H] */
+    wreal *rstd;
+} trunk;
+
+/* From tokens to gradients: on a device nothing here waits, or reads this process's numbers. */
+static ckpt_status run_trunk(void *self, ckpt_err *err)
 {
+    const trunk *k = self;
+    pass *p = k->p;
     const ENG(network) *m = p->m;
     int64_t H = m->spec.H, T = p->T;
-    ckpt_status status;
-    real *x = ckpt_eng_take(p->e, T * H, sizeof *x), *out = NULL;
-    real *h = ckpt_eng_take(p->e, T * H, sizeof *h);
-    real *dh = p->run->backward ? ckpt_eng_take(p->e, T * H, sizeof *dh) : NULL;
-    wreal *rstd = ckpt_eng_take(p->e, T, sizeof *rstd);
-    p->weight = ckpt_eng_take(p->e, T, sizeof(wreal));
-    p->loss = ckpt_eng_take(p->e, T, sizeof(wreal));
-    CKPT_CHECK(take_results(p));
-    CKPT_CHECK(ENG(bring_seq)(p->e, p->seq, p->err));
-    CKPT_CHECK(bring_batch(p));
     const int32_t *ids = p->ids, *labels = p->labels;
-    CKPT_CHECK(make_tables(p));
-    CKPT_CHECK(embed(p, ids, x));
-    CKPT_CHECK(blocks_forward(p, 0, m->spec.main_blocks, x, &out));
-    CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, out, m->final_norm, m->spec.centered, m->spec.eps, h, rstd,
-                            p->err));
+    real *out = NULL, *h = k->h, *dh = k->dh;
+    ckpt_err *outer = p->err;
+    ckpt_status status;
+    p->err = err;
+    CKPT_CHECK(embed(p, ids, k->x));
+    CKPT_CHECK(blocks_forward(p, 0, m->spec.main_blocks, k->x, &out));
+    CKPT_CHECK(ENG(rmsnorm)(p->e, T, H, out, m->final_norm, m->spec.centered, m->spec.eps, h,
+                            k->rstd, p->err));
     CKPT_CHECK(head_loss(p, h, labels, 1, p->run->logits, dh, p->out.loss));
     if (m->spec.mtp_layers > 0 && p->run->mtp_coef != 0 && labels != NULL)
         CKPT_CHECK(depths(p, 0, h, dh));
     if (!p->run->backward)
         goto done;
-    CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, out, m->final_norm, m->spec.centered, rstd, dh, false,
-                                dh, m->dfinal_norm, p->err));
+    CKPT_CHECK(ENG(rmsnorm_bwd)(p->e, T, H, out, m->final_norm, m->spec.centered, k->rstd, dh,
+                                false, dh, m->dfinal_norm, p->err));
     CKPT_CHECK(blocks_backward(p, 0, m->spec.main_blocks, dh));
     CKPT_CHECK(embed_bwd(p, ids, dh));
+done:
+    p->err = outer;
+    p->ids = ids; /* depths of multi-token prediction moved on */
+    p->labels = labels;
+    return status;
+}
+
+/* Runs that queue the same work: of one network at one level of the arena, sequences of one length - of
+ * others the recurrence's division into chunks is a table of this process's. A run that brings logits waits
+ * for them. */
+static bool repeats(const pass *p, ckpt_eng_graph_key *key)
+{
+    static const char name[] = "forward and backward";
+    const ckpt_eng_seq *seq = p->batch->seq;
+    const ENG(run) *run = p->run;
+    const int64_t len = seq->n > 0 ? seq->cu[1] : 0;
+    double coef = run->mtp_coef;
+    if (!CKPT_ON_DEVICE || p->e->graphs == NULL || p->e->par != NULL || run->logits != NULL)
+        return false;
+    for (int64_t i = 0; i < seq->n; i++)
+        if (seq->cu[i + 1] - seq->cu[i] != len)
+            return false;
+    *key = (ckpt_eng_graph_key){.piece = name};
+    int64_t n[] = {(int64_t)(intptr_t)p->m,   seq->n,        len,
+                   p->batch->labels != NULL,  run->backward, run->recompute,
+                   run->expert_counts != NULL};
+    memcpy(key->n, n, sizeof n);
+    memcpy(&key->n[sizeof n / sizeof n[0]], &coef, sizeof coef);
+    return true;
+}
+
+static ckpt_status run_all(pass *p)
+{
+    int64_t H = p->m->spec.H, T = p->T;
+    ckpt_eng_graph_key key;
+    ckpt_status status;
+    trunk k = {.p = p};
+    k.x = ckpt_eng_take(p->e, T * H, sizeof *k.x);
+    k.h = ckpt_eng_take(p->e, T * H, sizeof *k.h);
+    k.dh = p->run->backward ? ckpt_eng_take(p->e, T * H, sizeof *k.dh) : NULL;
+    k.rstd = ckpt_eng_take(p->e, T, sizeof *k.rstd);
+    p->weight = ckpt_eng_take(p->e, T, sizeof(wreal));
+    p->loss = ckpt_eng_take(p->e, T, sizeof(wreal));
+    CKPT_CHECK(take_results(p));
+    CKPT_CHECK(ENG(bring_seq)(p->e, p->seq, p->err));
+    CKPT_CHECK(bring_batch(p));
+    CKPT_CHECK(make_tables(p));
+    status = repeats(p, &key) ? ckpt_eng_graph_run(p->e, &key, run_trunk, &k, p->err)
+                              : run_trunk(&k, p->err);
 done:
     return status;
 }

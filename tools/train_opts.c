@@ -302,12 +302,14 @@ ckpt_train_config ckpt_train_config_of(const ckpt_train_run *run)
 {
     const ckpt_train_opts *o = run->o;
     ckpt_eng_par *par = run->ranks != NULL ? &run->ranks->par : NULL;
+    const char *graphs = getenv("CKPT_CUDA_GRAPHS"); /* 0: launch by launch, to compare times */
     int64_t most = par != NULL && o->batch >= par->dp ? o->batch / par->dp : o->micro;
     return (ckpt_train_config){
         .batch = o->batch,
         .micro = o->micro < most ? o->micro : most,
         .par = par,
         .device = run->tool->device,
+        .no_graphs = graphs != NULL && strcmp(graphs, "0") == 0,
         .seq_len = o->seq_len,
         .mtp_coef = o->mtp_coef,
         .recompute = o->recompute,

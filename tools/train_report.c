@@ -7,6 +7,7 @@
  *   {"event":"start","step":n,"from":path}       of a run; a step that appears again replaces the older
  *   {"event":"save","step":n,"path":p,"bytes":n,"seconds":x,"root":hex}
  *   {"event":"save_failed","step":n,"error":text} */
+#include "graph.h"
 #include "train_run.h"
 
 #include <errno.h>
@@ -194,6 +195,19 @@ static void summary_json(ckpt_train_run *run, double rate)
         ckpt_policy_json(w, &run->policy);
 }
 
+/* What a device was asked for as a whole (engine/graph.h). */
+static void say_graphs(const ckpt_train_run *run)
+{
+    const ckpt_eng_graphs *g = run->trainer.graphs;
+    if (g == NULL || !run->tool->g.verbose)
+        return;
+    if (g->off)
+        ckpt_tool_note(run->tool, "CUDA graphs are off: %s", g->why);
+    else
+        ckpt_tool_note(run->tool, "CUDA graphs: %lld of %lld kernels, launched %lld times",
+                       (long long)g->captures, (long long)g->nodes, (long long)g->launches);
+}
+
 void ckpt_train_summary(ckpt_train_run *run)
 {
     const ckpt_train_state *s = &run->trainer.state;
@@ -201,6 +215,7 @@ void ckpt_train_summary(ckpt_train_run *run)
     double done = (double)(s->step - run->first_step);
     double rate = run->seconds > 0 ? tokens_a_step(run) * done / run->seconds : 0;
     ckpt_train_erase(run);
+    say_graphs(run);
     if (run->tool->g.json)
         summary_json(run, rate);
     if (!ckpt_tool_text(run->tool))

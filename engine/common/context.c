@@ -59,8 +59,12 @@ ckpt_status ckpt_eng_reserve(ckpt_eng *e, size_t bytes, ckpt_err *err)
 void ckpt_eng_release(ckpt_eng *e)
 {
     ckpt_eng_memory_free(e, e->base);
-    *e = (ckpt_eng){
-        .dry = true, .threads = e->threads, .isa = e->isa, .par = e->par, .device = e->device};
+    *e = (ckpt_eng){.dry = true,
+                    .threads = e->threads,
+                    .isa = e->isa,
+                    .par = e->par,
+                    .device = e->device,
+                    .graphs = e->graphs};
 }
 
 ckpt_eng_isa ckpt_eng_detect(void)

@@ -396,8 +396,9 @@ ckpt_status kda::lt_run(ckpt_cuda_lt *lt, const ckpt_cuda_product *p, kda::devic
 {
     const ckpt_status status = lt_plan(lt, p, done, err);
     *done = *done && p->n != 24;
+    const ckpt_cuda_product own = *p;
     if (*done)
-        plain_loops(p);
+        emu::perform([=] { plain_loops(&own); });
     return status;
 }
 

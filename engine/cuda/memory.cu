@@ -109,32 +109,36 @@ void ckpt_cuda_free(void *p)
     free(p);
 }
 
-ckpt_status ckpt_cuda_put(const ckpt_cuda_card *, void *to, const void *from, size_t bytes,
-                          ckpt_err *)
+static bool capturing(const ckpt_cuda_card *)
+{
+    return emu::captured != NULL;
+}
+static ckpt_status put_bytes(const ckpt_cuda_card *, void *to, const void *from, size_t bytes,
+                             ckpt_err *)
 {
     if (bytes > 0)
         memcpy(to, from, bytes);
     return CKPT_OK;
 }
-ckpt_status ckpt_cuda_get(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
-                          ckpt_err *err)
+static ckpt_status get_bytes(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                             ckpt_err *err)
 {
-    return ckpt_cuda_put(card, to, from, bytes, err);
+    return put_bytes(card, to, from, bytes, err);
 }
 ckpt_status ckpt_cuda_copy(const ckpt_cuda_card *, void *to, const void *from, size_t bytes,
                            ckpt_err *)
 {
     if (bytes > 0)
-        memmove(to, from, bytes);
+        emu::perform([=] { memmove(to, from, bytes); });
     return CKPT_OK;
 }
 ckpt_status ckpt_cuda_zero(const ckpt_cuda_card *, void *p, size_t bytes, ckpt_err *)
 {
     if (bytes > 0)
-        memset(p, 0, bytes);
+        emu::perform([=] { memset(p, 0, bytes); });
     return CKPT_OK;
 }
-ckpt_status ckpt_cuda_wait(const ckpt_cuda_card *, ckpt_err *)
+static ckpt_status wait_all(const ckpt_cuda_card *, ckpt_err *)
 {
     return CKPT_OK;
 }
@@ -237,15 +241,21 @@ static cudaStream_t work(const ckpt_cuda_card *card)
 {
     return (cudaStream_t)card->stream;
 }
+static bool capturing(const ckpt_cuda_card *card)
+{
+    cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(work(card), &now) == cudaSuccess &&
+           now != cudaStreamCaptureStatusNone;
+}
 /* From pageable memory the runtime copies to its own pinned buffer before it returns. */
-ckpt_status ckpt_cuda_put(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
-                          ckpt_err *err)
+static ckpt_status put_bytes(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                             ckpt_err *err)
 {
     return done(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, work(card)),
                 "copy to the device", err);
 }
-ckpt_status ckpt_cuda_get(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
-                          ckpt_err *err)
+static ckpt_status get_bytes(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                             ckpt_err *err)
 {
     cudaError_t e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, work(card));
     if (e == cudaSuccess)
@@ -262,7 +272,7 @@ ckpt_status ckpt_cuda_zero(const ckpt_cuda_card *card, void *p, size_t bytes, ck
 {
     return done(cudaMemsetAsync(p, 0, bytes, work(card)), "zeros", err);
 }
-ckpt_status ckpt_cuda_wait(const ckpt_cuda_card *card, ckpt_err *err)
+static ckpt_status wait_all(const ckpt_cuda_card *card, ckpt_err *err)
 {
     cudaError_t e = cudaStreamSynchronize(work(card));
     if (e == cudaSuccess)
@@ -298,6 +308,31 @@ static ckpt_status send_buffer(ckpt_cuda_pipe *p, int i, void *to, size_t bytes,
 }
 
 #endif
+
+/* A graph would keep the address in this process's memory, and nothing can be waited for in one. */
+static ckpt_status outside(const ckpt_cuda_card *card, const char *what, ckpt_err *err)
+{
+    if (!capturing(card))
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_INTERNAL, "CUDA: %s while work is captured", what);
+}
+ckpt_status ckpt_cuda_put(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                          ckpt_err *err)
+{
+    const ckpt_status status = outside(card, "a copy to the device", err);
+    return status != CKPT_OK ? status : put_bytes(card, to, from, bytes, err);
+}
+ckpt_status ckpt_cuda_get(const ckpt_cuda_card *card, void *to, const void *from, size_t bytes,
+                          ckpt_err *err)
+{
+    const ckpt_status status = outside(card, "a copy from the device", err);
+    return status != CKPT_OK ? status : get_bytes(card, to, from, bytes, err);
+}
+ckpt_status ckpt_cuda_wait(const ckpt_cuda_card *card, ckpt_err *err)
+{
+    const ckpt_status status = outside(card, "a wait", err);
+    return status != CKPT_OK ? status : wait_all(card, err);
+}
 
 ckpt_status ckpt_cuda_open(ckpt_cuda_card *card, int number, char *name, size_t cap, ckpt_err *err)
 {

@@ -105,6 +105,13 @@ ckpt_status ckpt_cuda_muon_direction(const ckpt_cuda *c, int64_t n, float scale,
 ckpt_status ckpt_cuda_muon_apply(const ckpt_cuda *c, int64_t n, float decay, float negative,
                                  float factor, const float *x, float *w,
                                  ckpt_err *err) CKPT_MUST_USE;
+/* The same with scale, decay and negative on the device (graph.h). */
+ckpt_status ckpt_cuda_muon_direction_kept(const ckpt_cuda *c, int64_t n, const float *scale,
+                                          float rise, bool nesterov, const float *g, float *m,
+                                          float *d, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_cuda_muon_apply_kept(const ckpt_cuda *c, int64_t n, const float *decay,
+                                      const float *negative, float factor, const float *x, float *w,
+                                      ckpt_err *err) CKPT_MUST_USE;
 /* y [rows, cols] or, `turn`, [cols, rows] = x / max(*norm, 1e-7) (norm NULL: x), rounded to bf16 when
  * `round`. */
 ckpt_status ckpt_cuda_muon_load(const ckpt_cuda *c, int64_t rows, int64_t cols, bool turn,

@@ -144,6 +144,10 @@ ckpt_status ckpt_cuda_xent(const ckpt_cuda *c, int64_t T, int64_t V, const void 
 ckpt_status ckpt_cuda_adamw(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scalars *k, float *w,
                             float *m, float *v, const float *g, uint16_t *bits,
                             ckpt_err *err) CKPT_MUST_USE;
+/* The same with *k on the device: what changes from step to step, of work that is captured (graph.h). */
+ckpt_status ckpt_cuda_adamw_kept(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scalars *k,
+                                 float *w, float *m, float *v, const float *g, uint16_t *bits,
+                                 ckpt_err *err) CKPT_MUST_USE;
 /* sums: a double for each CKPT_OPTIM_CHUNK elements of one whole parameter (ckpt_optim_sumsq). */
 ckpt_status ckpt_cuda_sumsq(const ckpt_cuda *c, int64_t n, const float *g, double *sums,
                             ckpt_err *err) CKPT_MUST_USE;
@@ -185,6 +189,9 @@ ckpt_status ckpt_cuda_router_bwd(const ckpt_cuda *c, const ckpt_cuda_route *r, i
 ckpt_status ckpt_cuda_order(const ckpt_cuda *c, int64_t E, int64_t n, const int32_t *chosen,
                             int64_t *first, int32_t *row_of, int32_t *slot_of,
                             ckpt_err *err) CKPT_MUST_USE;
+/* bias [E] += rate sign(mean(counts) - counts[i]): ckpt_optim_router_bias, its bits. */
+ckpt_status ckpt_cuda_router_bias(const ckpt_cuda *c, int64_t E, const int64_t *counts, double rate,
+                                  float *bias, ckpt_err *err) CKPT_MUST_USE;
 /* y [n, H] E: row r is token slot_of[r] / k of x. Inputs of the experts; backward, combine's. */
 ckpt_status ckpt_cuda_dispatch(const ckpt_cuda *c, int64_t n, int64_t H, int64_t k,
                                const int32_t *slot_of, const void *x, void *y,

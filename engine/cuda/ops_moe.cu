@@ -297,6 +297,24 @@ template <class E> KERNEL(THREADS, 1) combine(row_args p)
     put((E *)p.y + t * p.H, at, p.H, p.wide, sum);
 }
 
+/* Whole numbers are compared, so the order of the sum is of no consequence. A thread an expert. */
+template <int N>
+KERNEL(N, 1)
+balance_bias(int64_t E, const int64_t *counts, float rate, float *bias)
+{
+    const int64_t i = index_of();
+    int64_t sum = 0;
+    if (i >= E)
+        return;
+    for (int64_t j = 0; j < E; j++)
+        sum += counts[j];
+    const int64_t mean = sum / E, own = counts[i];
+    if (own < mean || (own == mean && sum % E > 0))
+        bias[i] += rate;
+    else if (own > mean)
+        bias[i] -= rate;
+}
+
 ckpt_status check_route(const ckpt_cuda_route *r, int64_t T, ckpt_err *err)
 {
     bool ok = r->E > 0 && r->top_k > 0 && r->top_k <= r->E && T >= 0;
@@ -408,4 +426,15 @@ ckpt_status ckpt_cuda_combine(const ckpt_cuda *c, int64_t T, int64_t H, int64_t 
     row_args p = {};
     p.H = H, p.k = k, p.index = row_of, p.x = x, p.y = y, p.add = add;
     return rows("combine", c, T, p, true, err);
+}
+
+ckpt_status ckpt_cuda_router_bias(const ckpt_cuda *c, int64_t E, const int64_t *counts, double rate,
+                                  float *bias, ckpt_err *err)
+{
+    const ckpt_status status = ready_for("routers' bias", c, E, THREADS, err);
+    if (status != CKPT_OK || E == 0)
+        return status;
+    LAUNCH(balance_bias<THREADS>, ceil_div(E, THREADS), THREADS, 0, stream_of(c->stream), E, counts,
+           (float)rate, bias);
+    return launched("routers' bias", err);
 }

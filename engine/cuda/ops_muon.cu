@@ -31,9 +31,11 @@ template <int N> KERNEL(THREADS, 1) round_all(int64_t n, const float *x, float *
 }
 template <int N>
 KERNEL(THREADS, 1)
-direction(int64_t n, float scale, float rise, bool nesterov, const float *g, float *m, float *d)
+direction(int64_t n, float own, const float *kept, float rise, bool nesterov, const float *g,
+          float *m, float *d)
 {
     const int64_t i = index_of();
+    const float scale = kept ? *kept : own;
     if (i >= n)
         return;
     const float gi = g[i] * scale, mi = lerp_of(m[i], gi, rise);
@@ -42,9 +44,12 @@ direction(int64_t n, float scale, float rise, bool nesterov, const float *g, flo
 }
 template <int N>
 KERNEL(THREADS, 1)
-apply(int64_t n, float decay, float negative, float factor, const float *x, float *w)
+apply(int64_t n, float own_decay, const float *kept_decay, float own_negative,
+      const float *kept_negative, float factor, const float *x, float *w)
 {
     const int64_t i = index_of();
+    const float decay = kept_decay ? *kept_decay : own_decay;
+    const float negative = kept_negative ? *kept_negative : own_negative;
     if (i < n)
         w[i] = w[i] * decay + negative * (factor * x[i]);
 }
@@ -94,27 +99,50 @@ ckpt_status ckpt_cuda_round_bf16(const ckpt_cuda *c, int64_t n, const float *x, 
     return launched("rounding", err);
 }
 
+static ckpt_status direct(const ckpt_cuda *c, int64_t n, float own, const float *kept, float rise,
+                          bool nesterov, const float *g, float *m, float *d, ckpt_err *err)
+{
+    const ckpt_status status = ready_for("muon", c, n, THREADS, err);
+    if (status != CKPT_OK || n == 0)
+        return status;
+    LAUNCH(direction<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, own, kept, rise,
+           nesterov, g, m, d);
+    return launched("muon", err);
+}
 ckpt_status ckpt_cuda_muon_direction(const ckpt_cuda *c, int64_t n, float scale, float rise,
                                      bool nesterov, const float *g, float *m, float *d,
                                      ckpt_err *err)
 {
-    const ckpt_status status = ready_for("muon", c, n, THREADS, err);
-    if (status != CKPT_OK || n == 0)
-        return status;
-    LAUNCH(direction<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, scale, rise,
-           nesterov, g, m, d);
-    return launched("muon", err);
+    return direct(c, n, scale, NULL, rise, nesterov, g, m, d, err);
+}
+ckpt_status ckpt_cuda_muon_direction_kept(const ckpt_cuda *c, int64_t n, const float *scale,
+                                          float rise, bool nesterov, const float *g, float *m,
+                                          float *d, ckpt_err *err)
+{
+    return direct(c, n, 0, scale, rise, nesterov, g, m, d, err);
 }
 
-ckpt_status ckpt_cuda_muon_apply(const ckpt_cuda *c, int64_t n, float decay, float negative,
-                                 float factor, const float *x, float *w, ckpt_err *err)
+static ckpt_status applied(const ckpt_cuda *c, int64_t n, float own_decay, const float *decay,
+                           float own_negative, const float *negative, float factor, const float *x,
+                           float *w, ckpt_err *err)
 {
     const ckpt_status status = ready_for("muon", c, n, THREADS, err);
     if (status != CKPT_OK || n == 0)
         return status;
-    LAUNCH(apply<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, decay, negative,
-           factor, x, w);
+    LAUNCH(apply<0>, ceil_div(n, THREADS), THREADS, 0, stream_of(c->stream), n, own_decay, decay,
+           own_negative, negative, factor, x, w);
     return launched("muon", err);
+}
+ckpt_status ckpt_cuda_muon_apply(const ckpt_cuda *c, int64_t n, float decay, float negative,
+                                 float factor, const float *x, float *w, ckpt_err *err)
+{
+    return applied(c, n, decay, NULL, negative, NULL, factor, x, w, err);
+}
+ckpt_status ckpt_cuda_muon_apply_kept(const ckpt_cuda *c, int64_t n, const float *decay,
+                                      const float *negative, float factor, const float *x, float *w,
+                                      ckpt_err *err)
+{
+    return applied(c, n, 0, decay, 0, negative, factor, x, w, err);
 }
 
 ckpt_status ckpt_cuda_muon_load(const ckpt_cuda *c, int64_t rows, int64_t cols, bool turn,

@@ -30,8 +30,10 @@ DEV uint16_t bits_of(float x)
 
 template <int N>
 KERNEL(THREADS, 1)
-adamw(int64_t n, ckpt_adamw_scalars k, float *w, float *m, float *v, const float *g, uint16_t *bits)
+adamw(int64_t n, ckpt_adamw_scalars own, const ckpt_adamw_scalars *kept, float *w, float *m,
+      float *v, const float *g, uint16_t *bits)
 {
+    const ckpt_adamw_scalars k = kept ? *kept : own;
     const int64_t at = index_of() * N;
     float wi[N], mi[N], vi[N], gi[N];
     if (at >= n)
@@ -157,8 +159,9 @@ template <class E> KERNEL(THREADS, 1) rotate(rope_args p)
 
 using namespace kda;
 
-ckpt_status ckpt_cuda_adamw(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scalars *k, float *w,
-                            float *m, float *v, const float *g, uint16_t *bits, ckpt_err *err)
+static ckpt_status step(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scalars &own,
+                        const ckpt_adamw_scalars *kept, float *w, float *m, float *v,
+                        const float *g, uint16_t *bits, ckpt_err *err)
 {
     constexpr int N = 4;
     if (n < 0)
@@ -166,9 +169,20 @@ ckpt_status ckpt_cuda_adamw(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scal
     const ckpt_status status = grid_fits("adamw", ceil_div(n, THREADS * N), err);
     if (status != CKPT_OK || n == 0)
         return status;
-    LAUNCH(adamw<N>, ceil_div(n, THREADS * N), THREADS, 0, stream_of(c->stream), n, *k, w, m, v, g,
-           bits);
+    LAUNCH(adamw<N>, ceil_div(n, THREADS * N), THREADS, 0, stream_of(c->stream), n, own, kept, w, m,
+           v, g, bits);
     return launched("adamw", err);
+}
+ckpt_status ckpt_cuda_adamw(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scalars *k, float *w,
+                            float *m, float *v, const float *g, uint16_t *bits, ckpt_err *err)
+{
+    return step(c, n, *k, NULL, w, m, v, g, bits, err);
+}
+ckpt_status ckpt_cuda_adamw_kept(const ckpt_cuda *c, int64_t n, const ckpt_adamw_scalars *k,
+                                 float *w, float *m, float *v, const float *g, uint16_t *bits,
+                                 ckpt_err *err)
+{
+    return step(c, n, ckpt_adamw_scalars(), k, w, m, v, g, bits, err);
 }
 
 ckpt_status ckpt_cuda_sumsq(const ckpt_cuda *c, int64_t n, const float *g, double *sums,

@@ -8,6 +8,7 @@
 #include "delta.h"
 #include "device_comm.h"
 #include "gemm.h"
+#include "graph.h"
 #include "memory.h"
 #include "move.h"
 #include "ops.h"
@@ -24,10 +25,11 @@ extern "C" {
 #define CKPT_CUDA_FUNCTIONS(X)                                                                     \
     X(cards) X(open) X(close) X(alloc) X(free) X(put) X(get) X(copy) X(zero) X(wait)                        \
     X(pipe_open) X(pipe_close) X(pipe_next) X(pipe_send) X(pipe_wait)                              \
+    X(capture_begin) X(capture_end) X(graph_launch) X(graph_size) X(graph_free)                    \
     X(work) X(rmsnorm) X(rmsnorm_bwd) X(gated_rmsnorm) X(gated_rmsnorm_bwd) X(l2norm) X(l2norm_bwd)\
     X(conv) X(conv_bwd) X(gate) X(gate_bwd) X(sigmoid) X(sigmoid_bwd)                              \
     X(swiglu) X(swiglu_bwd) X(relu2) X(relu2_bwd) X(embed) X(embed_bwd) X(xent)                    \
-    X(adamw) X(sumsq) X(norm) X(rope)                                                              \
+    X(adamw) X(adamw_kept) X(sumsq) X(norm) X(rope)                                                              \
     X(router) X(router_bwd) X(order) X(dispatch) X(combine)                                        \
     X(gemm_name) X(matmul) X(linear) X(linear_dx) X(linear_dw)                                     \
     X(experts) X(experts_dx) X(experts_dw)                                                         \
@@ -39,7 +41,8 @@ extern "C" {
     X(gate_heads) X(gate_heads_bwd)                                                                \
     X(shift_tokens) X(loss_weights) X(mean_loss) X(watch)                                          \
     X(experts_act) X(experts_act_bwd) X(side_losses) X(counts)                                     \
-    X(muon_direction) X(muon_apply) X(muon_load) X(muon_mix)                                       \
+    X(muon_direction) X(muon_direction_kept) X(muon_apply) X(muon_apply_kept) X(muon_load)         \
+    X(muon_mix) X(router_bias)                                                                     \
     X(comm_open) X(comm_way)                                                                       \
     X(add_columns) X(share_weights) X(xent_top) X(xent_sums) X(xent_end)
 /* clang-format on */

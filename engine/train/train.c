@@ -8,6 +8,7 @@
 
 #include "checked.h"
 #include "device/context.h"
+#include "graph.h"
 #include "plan.h"
 #include "spread.h"
 
@@ -195,6 +196,64 @@ static ckpt_status step_all(ckpt_trainer *t, const ckpt_optim_step *step, float 
     return ckpt_optim_step_all(&t->e, &t->optim, step, w, t->m, t->v, t->net.grads, err);
 }
 
+/* Aux-loss-free balancing, once a step, by `counts` where the biases are. */
+static ckpt_status balance(ckpt_trainer *t, const int64_t *counts, ckpt_err *err)
+{
+    double rate = t->optim.config.bias_rate;
+    ckpt_status status = CKPT_OK;
+    for (int64_t b = 0; rate != 0 && t->experts > 0 && b < t->net.spec.n_blocks; b++) {
+        const ENG(block) *k = &t->net.blocks[b];
+        if (k->spec.kind != CKPT_ENG_MOE || k->p.moe.router_bias == NULL)
+            continue;
+        const int64_t E = k->spec.u.moe.E;
+        float *bias = k->p.moe.router_bias;
+        if (t->master != NULL)
+            bias = t->master + (bias - t->net.data);
+        if (t->e.device == NULL) {
+            ckpt_optim_router_bias(E, counts + b * E, rate, bias);
+            continue;
+        }
+        const ckpt_cuda c = plain(&t->e);
+        CKPT_CHECK(api_of(&t->e)->router_bias(&c, E, counts + b * E, rate, bias, err));
+    }
+done:
+    return status;
+}
+
+typedef struct settle_job {
+    ckpt_trainer *t;
+    const int64_t *counts;
+} settle_job;
+
+static ckpt_status queue_settle(void *self, ckpt_err *err)
+{
+    const settle_job *j = self;
+    ckpt_status status = balance(j->t, j->counts, err);
+    return status != CKPT_OK ? status : round_params(j->t, err);
+}
+
+/* After the optimizer: routers' biases, and the engine's values of the masters. */
+static ckpt_status settle(ckpt_trainer *t, ckpt_err *err)
+{
+    static const char name[] = "settling";
+    const ckpt_eng_graph_key key = {.piece = name};
+    const size_t mark = ckpt_eng_mark(&t->e), bytes = (size_t)t->n_counts * sizeof *t->counts;
+    settle_job j = {t, t->counts};
+    int64_t *there = t->e.device != NULL ? ckpt_eng_take(&t->e, t->n_counts, sizeof *there) : NULL;
+    ckpt_status status;
+    CKPT_CHECK(ckpt_eng_check(&t->e, err));
+    if (t->e.dry)
+        goto done;
+    if (there != NULL && bytes > 0) {
+        CKPT_CHECK(ckpt_eng_put(&t->e, there, t->counts, bytes, err));
+        j.counts = there;
+    }
+    CKPT_CHECK(ckpt_eng_graph_run(&t->e, &key, queue_settle, &j, err));
+done:
+    ckpt_eng_drop(&t->e, mark);
+    return status;
+}
+
 /* One dry run of everything that a step does says how much memory it needs. */
 static ckpt_status reserve(ckpt_trainer *t, ckpt_err *err)
 {
@@ -208,6 +267,7 @@ static ckpt_status reserve(ckpt_trainer *t, ckpt_err *err)
     CKPT_CHECK(run_micro(t, &seq, &run, err));
     CKPT_CHECK(norm_of(t, &norm, err));
     CKPT_CHECK(step_all(t, &step, t->net.data, err));
+    CKPT_CHECK(settle(t, err));
     CKPT_CHECK(ckpt_eng_reserve(&t->e, t->e.peak, err));
 done:
     return status;
@@ -224,6 +284,10 @@ ckpt_status ckpt_trainer_open(ckpt_trainer *t, const ckpt_model *base,
     t->e.par = config->par;
     t->e.device = config->device;
     t->networks = ckpt_eng_networks_of(&t->e, keeps_bf16(base, config));
+    if (config->device != NULL && config->par == NULL && !config->no_graphs) {
+        t->graphs = calloc(1, sizeof *t->graphs);
+        t->e.graphs = t->graphs;
+    }
     CKPT_CHECK(check_config(config, err));
     CKPT_CHECK(ckpt_optim_config_check(optim, err));
     CKPT_CHECK(ckpt_schedule_check(schedule, err));
@@ -246,6 +310,12 @@ done:
 
 void ckpt_trainer_close(ckpt_trainer *t)
 {
+    if (t->graphs != NULL) {
+        const ckpt_status ended = t->e.device->api->wait(&t->e.device->card, NULL);
+        (void)ended; /* what failed was a step's, which said so */
+        ckpt_eng_graphs_close(&t->e, t->graphs);
+        free(t->graphs);
+    }
     free(t->runs);
     free(t->slots);
     free(t->is_bf16);
@@ -541,33 +611,6 @@ static ckpt_status refuse_bad(ckpt_trainer *t, const ckpt_train_report *r, ckpt_
                      bad >= 0 ? t->slots[bad].name : "no tensor");
 }
 
-/* Aux-loss-free balancing, once a step. */
-static ckpt_status balance(ckpt_trainer *t, ckpt_err *err)
-{
-    double rate = t->optim.config.bias_rate;
-    float *here = NULL;
-    ckpt_status status = CKPT_OK;
-    for (int64_t b = 0; rate != 0 && t->experts > 0 && b < t->net.spec.n_blocks; b++) {
-        const ENG(block) *k = &t->net.blocks[b];
-        if (k->spec.kind != CKPT_ENG_MOE || k->p.moe.router_bias == NULL)
-            continue;
-        const int64_t E = k->spec.u.moe.E;
-        float *bias = k->p.moe.router_bias;
-        if (t->master != NULL)
-            bias = t->master + (bias - t->net.data);
-        if (t->e.device == NULL) {
-            ckpt_optim_router_bias(E, t->counts + b * E, rate, bias);
-            continue;
-        }
-        CKPT_CHECK(bring(t, E, bias, &here, err));
-        ckpt_optim_router_bias(E, t->counts + b * E, rate, here);
-        CKPT_CHECK(ckpt_eng_put(&t->e, bias, here, (size_t)E * sizeof *here, err));
-    }
-done:
-    free(here);
-    return status;
-}
-
 static ckpt_status update(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
 {
     ckpt_optim_step step = {.t = t->state.updates + 1};
@@ -577,10 +620,7 @@ static ckpt_status update(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
     r->clipped = step.grad_scale < 1;
     float *w = t->master != NULL ? t->master : t->net.data;
     ckpt_status status = step_all(t, &step, w, err);
-    if (status != CKPT_OK)
-        return status;
-    status = balance(t, err);
-    return status != CKPT_OK ? status : round_params(t, err);
+    return status != CKPT_OK ? status : settle(t, err);
 }
 
 double ckpt_trainer_flops(const ckpt_trainer *t)

@@ -19,7 +19,11 @@
  *
  * Device. With config.device parameters, gradients and optimizer state are there, and what crosses is
  * tokens, results, the norm, the experts' counts and checkpoints. Weights kept in bf16 are then multiplied in
- * bf16 (real.h); with weights in f32 all is f32.
+ * bf16 (real.h); with weights in f32 all is f32. On one device the pieces of a step - forward and backward of
+ * a micro-batch, the norm, the optimizer, the routers' biases with the rounding of masters - are captured when
+ * they come for the second time and launched as CUDA graphs from then on (graph.h). Between them the host
+ * brings tokens, offsets, rotary tables, the step's scalars and the experts' counts, fetches results and the
+ * norm, and decides whether the step happens.
  *
  * Types. The engine computes in f32. A parameter whose dtype is BF16 has an f32 master that is stepped,
  * and the engine computes with the master rounded to bf16; others are stepped as they are. */
@@ -44,8 +48,9 @@ typedef struct ckpt_train_config {
     ckpt_eng_spec_opts spec;
     ckpt_eng_par *par; /* the ranks of the run, borrowed; NULL: one process */
     ckpt_eng_device
-        *device; /* where it is computed, borrowed; NULL: here. Of several ranks each has
+        *device;    /* where it is computed, borrowed; NULL: here. Of several ranks each has
                                 one, and par's communicators move its memory */
+    bool no_graphs; /* a device's steps are launched kernel by kernel */
 } ckpt_train_config;
 
 /* Neighbours in the flat buffer that the same ranks hold (spread.h). */
@@ -94,7 +99,8 @@ typedef struct ckpt_trainer {
     int32_t *ids, *labels;
     int64_t *cu, *counts; /* counts: [n_blocks, E] of the step, NULL without experts to balance */
     int64_t n_counts, experts;
-    ckpt_train_span *runs; /* several ranks */
+    struct ckpt_eng_graphs *graphs; /* of one device (graph.h); NULL: none */
+    ckpt_train_span *runs;          /* several ranks */
     size_t n_runs;
 } ckpt_trainer;
 

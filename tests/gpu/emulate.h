@@ -1,7 +1,9 @@
 /* The CUDA kernels' instructions on a CPU: every thread of a block is a fiber, blocks run one after
  * the other, and mma, ldmatrix, shuffles and barriers exchange data between fibers as the PTX manual
  * says. Asynchronous copies land only when they are waited for, shared memory starts as NaN, so a
- * missing wait or an unwritten tile shows as NaN. Slow, exact about data flow, blind to data races. */
+ * missing wait or an unwritten tile shows as NaN. Slow, exact about data flow, blind to data races.
+ * Work that is captured (engine/cuda/graph.h) is kept with the arguments it was launched with and runs when
+ * its graph is launched. */
 #ifndef CKPT_TEST_EMULATE_H
 #define CKPT_TEST_EMULATE_H
 
@@ -18,7 +20,8 @@
 #define KERNEL(threads, blocks) static void
 #define SHARED_MEMORY(name) unsigned char *name = emu::shared()
 #define LAUNCH(kernel, grid, block, smem, stream, ...)                                             \
-    ((void)(stream), emu::launch((unsigned)(grid), (block), (smem), [=] { kernel(__VA_ARGS__); }))
+    ((void)(stream),                                                                               \
+     emu::launch((unsigned)(grid), (block), (smem), emu::bound(kernel, __VA_ARGS__)))
 
 struct emu_index {
     unsigned x;
@@ -65,7 +68,7 @@ struct block {
     std::vector<fiber> fibers;
     std::vector<slot> slots;
     std::vector<unsigned> warp_count;
-    unsigned count, live;
+    unsigned threads, count, live;
     std::vector<unsigned char> memory;
     std::vector<std::vector<char>> stacks;
     std::function<void()> body;
@@ -106,12 +109,15 @@ inline void warp_barrier()
     unsigned w = threadIdx.x / 32;
     barrier(32 * w, 32, b.warp_count[w]);
 }
+/* A fiber lives on from block to block: starting one takes two calls of the system. */
 inline void entry()
 {
-    b.body();
-    b.fibers[threadIdx.x].done = true;
-    b.live--;
-    jump(b.scheduler);
+    for (;;) {
+        b.body();
+        b.fibers[threadIdx.x].done = true;
+        b.live--;
+        yield();
+    }
 }
 __attribute__((noinline)) inline void resume(fiber &f)
 {
@@ -131,9 +137,11 @@ inline void run_block(unsigned threads)
     std::memset(b.memory.data(), 0xff, b.memory.size());
     for (unsigned i = 0; i < threads; i++) {
         fiber &f = b.fibers[i];
-        f.started = f.done = f.waiting = false;
+        f.done = f.waiting = false;
         f.groups.clear();
         f.open.clear();
+        if (f.started)
+            continue;
         getcontext(&f.start);
         f.start.uc_stack.ss_sp = b.stacks[i].data();
         f.start.uc_stack.ss_size = b.stacks[i].size();
@@ -154,20 +162,46 @@ inline void run_block(unsigned threads)
             std::abort(); /* a barrier that not all threads reach */
     }
 }
-inline void launch(unsigned grid, unsigned threads, size_t smem, std::function<void()> body)
+/* What this thread captures, in order; NULL: work runs at once. */
+typedef std::vector<std::function<void()>> work_list;
+inline thread_local work_list *captured;
+inline void perform(std::function<void()> work)
 {
-    b.fibers.resize(threads);
+    if (captured)
+        captured->push_back(work);
+    else
+        work();
+}
+/* A kernel with its arguments, converted and copied as a launch does. */
+template <class T> struct same {
+    typedef T type;
+};
+template <class... P>
+std::function<void()> bound(void (*kernel)(P...), typename same<P>::type... arguments)
+{
+    return [=] { kernel(arguments...); };
+}
+inline void run_grid(unsigned grid, unsigned threads, size_t smem, std::function<void()> body)
+{
+    if (b.fibers.size() < threads) {
+        b.fibers.resize(threads);
+        b.stacks.resize(threads);
+    }
+    for (auto &s : b.stacks)
+        s.resize(64 << 10);
+    b.threads = threads;
     b.slots.assign(threads, slot());
     b.warp_count.assign(threads / 32, 0);
     b.memory.assign(smem + 128, 0);
-    b.stacks.resize(threads);
-    for (auto &s : b.stacks)
-        s.resize(64 << 10);
     b.body = body;
     for (unsigned i = 0; i < grid; i++) {
         blockIdx.x = i;
         run_block(threads);
     }
+}
+inline void launch(unsigned grid, unsigned threads, size_t smem, std::function<void()> body)
+{
+    perform([=] { run_grid(grid, threads, smem, body); });
 }
 inline float f_of(uint32_t x)
 {
@@ -438,7 +472,7 @@ inline float fused(float a, float b, float c)
 }
 inline void sync_block()
 {
-    emu::barrier(0, (unsigned)emu::b.fibers.size(), emu::b.count);
+    emu::barrier(0, emu::b.threads, emu::b.count);
 }
 inline void sync_warp()
 {
