@@ -54,7 +54,7 @@ static ckpt_status fill_span(ckpt_source *src, span *s, uint32_t file, uint64_t 
     s->len = 0;
     size_t n =
         (size_t)ckpt_min_u64(ckpt_min_u64(len, sizeof s->bytes), src->files[file].size - start);
-    ckpt_status status = ckpt_pread_full(src->files[file].fd, s->bytes, n, start, err);
+    ckpt_status status = ckpt_file_read(&src->files[file], s->bytes, n, start, err);
     if (status != CKPT_OK)
         return status;
     s->file = file;
@@ -72,7 +72,7 @@ static ckpt_status window_read(ckpt_source *src, uint32_t file, void *buf, size_
     ckpt_status status = CKPT_OK;
     uint64_t end = w->base + w->length;
     if (offset < w->base || offset > end || n > 4096)
-        return ckpt_pread_full(src->files[file].fd, buf, n, offset, err);
+        return ckpt_file_read(&src->files[file], buf, n, offset, err);
     if (w->length <= SMALL_ITEM)
         status = fill_span(src, &w->front, file, w->base, sizeof w->front.bytes, err);
     else if (end - offset <= 4096)
@@ -83,7 +83,7 @@ static ckpt_status window_read(ckpt_source *src, uint32_t file, void *buf, size_
         return status;
     if (from_span(&w->front, file, buf, n, offset) || from_span(&w->tail, file, buf, n, offset))
         return CKPT_OK;
-    return ckpt_pread_full(src->files[file].fd, buf, n, offset, err);
+    return ckpt_file_read(&src->files[file], buf, n, offset, err);
 }
 
 /* ---- items --------------------------------------------------------------------------------- */

@@ -43,6 +43,10 @@ void ckpt_sha256_stream_update_many(ckpt_sha256_stream *const *s, const void *co
                                     const size_t *n, int count);
 /* Whether that pays for `count` streams of equal length: the wide kernel is there and they fill it. */
 bool ckpt_sha256_stream_wide(int count);
+/* Whether a file digest and leaves run faster as two streams side by side than the file alone and
+ * the leaves in sixteen lanes: measured once, in some 100 us, because processors differ (Zen 5 gains a
+ * third, Granite Rapids loses as much). */
+bool ckpt_sha256_stream_pairs(void);
 /* Leaves s ready for a new message. */
 void ckpt_sha256_stream_final(ckpt_sha256_stream *s, uint8_t out[CKPT_SHA256_LEN]);
 

@@ -191,11 +191,9 @@ static ckpt_status hash_some(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *
 
 /* A source that decodes chunks keeps a few: leaves one after the other meet each chunk once, sixteen
  * side by side would have it decoded again for every slice of them. */
-ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
-                             size_t group, ckpt_err *err)
+ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, int count,
+                             ckpt_err *err)
 {
-    const ckpt_leaf *leaf = &list->leaves[group * CKPT_LEAF_GROUP];
-    int count = (int)(group_end(list, group) - group * CKPT_LEAF_GROUP);
     int lanes = src->n_virtual > 0 ? 1 : CKPT_LEAF_GROUP;
     uint64_t piece = w->job->piece, slice = ckpt_min_u64(piece / CKPT_LEAF_GROUP, SLICE_MAX);
     slice = lanes == 1 ? ckpt_min_u64(piece, CKPT_LEAF_BYTES) : slice;
@@ -206,8 +204,66 @@ ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_l
         if (status != CKPT_OK)
             return status;
     }
-    ckpt_job_advance(w, ckpt_leaf_group_bytes(list, group));
+    for (int i = 0; i < count; i++)
+        ckpt_job_advance(w, leaf[i].bytes);
     return CKPT_OK;
+}
+
+ckpt_status ckpt_hash_leaf_group(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
+                                 size_t group, ckpt_err *err)
+{
+    size_t first = group * CKPT_LEAF_GROUP;
+    return ckpt_hash_leaves(w, src, list->leaves + first, (int)(group_end(list, group) - first),
+                            err);
+}
+
+ckpt_status ckpt_leaves_divide(ckpt_leaf_list *list, const ckpt_share *share, ckpt_leaf_shares *out,
+                               ckpt_err *err)
+{
+    uint64_t total = 0, at = 0;
+    size_t kept = 0;
+    if (ckpt_share_alone(share))
+        return CKPT_OK;
+    out->n = list->n;
+    out->owner = calloc(list->n + 1, sizeof *out->owner);
+    out->all = calloc(list->n + 1, sizeof *out->all);
+    if (out->owner == NULL || out->all == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (size_t i = 0; i < list->n; i++)
+        total += list->leaves[i].bytes;
+    for (size_t i = 0; i < out->n; at += out->all[i++].bytes) {
+        out->all[i] = list->leaves[i];
+        out->owner[i] = ckpt_share_of(share, at, out->all[i].bytes, total);
+        if (out->owner[i] == share->rank)
+            list->leaves[kept++] = out->all[i];
+    }
+    list->n = kept;
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_leaves_collect(const ckpt_leaf_shares *shares, const ckpt_share *share,
+                                ckpt_err *err)
+{
+    if (ckpt_share_alone(share))
+        return CKPT_OK;
+    uint8_t *table = malloc(shares->n * CKPT_SHA256_LEN + 1);
+    if (table == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for leaf hashes");
+    for (size_t i = 0; i < shares->n; i++)
+        memcpy(table + i * CKPT_SHA256_LEN, shares->all[i].out, CKPT_SHA256_LEN);
+    ckpt_status status =
+        ckpt_share_table(share, table, shares->n, CKPT_SHA256_LEN, shares->owner, err);
+    for (size_t i = 0; status == CKPT_OK && i < shares->n; i++)
+        memcpy(shares->all[i].out, table + i * CKPT_SHA256_LEN, CKPT_SHA256_LEN);
+    free(table);
+    return status;
+}
+
+void ckpt_leaf_shares_free(ckpt_leaf_shares *shares)
+{
+    free(shares->all);
+    free(shares->owner);
+    *shares = (ckpt_leaf_shares){0};
 }
 
 /* Of the elements: a tensor's bytes need not be a multiple of 8 elements. */

@@ -70,9 +70,27 @@ ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_are
                             ckpt_tensor_hash *out, ckpt_err *err) CKPT_MUST_USE;
 size_t ckpt_leaf_groups(const ckpt_leaf_list *list);
 uint64_t ckpt_leaf_group_bytes(const ckpt_leaf_list *list, size_t group);
-/* Gather and hash one group. */
-ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
-                             size_t group, ckpt_err *err) CKPT_MUST_USE;
+/* Gather and hash `count` of them, at most CKPT_LEAF_GROUP. */
+ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, int count,
+                             ckpt_err *err) CKPT_MUST_USE;
+/* The same for one group of a list. */
+ckpt_status ckpt_hash_leaf_group(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
+                                 size_t group, ckpt_err *err) CKPT_MUST_USE;
+
+/* All leaves of a job that several processes share, and whose each is. */
+typedef struct ckpt_leaf_shares {
+    ckpt_leaf *all;
+    int *owner;
+    size_t n;
+} ckpt_leaf_shares;
+
+/* Leave in the list those of this process; nothing changes if it is alone. */
+ckpt_status ckpt_leaves_divide(ckpt_leaf_list *list, const ckpt_share *share, ckpt_leaf_shares *out,
+                               ckpt_err *err) CKPT_MUST_USE;
+/* Exchange the hashes: afterwards every process has all of them where `out` points. */
+ckpt_status ckpt_leaves_collect(const ckpt_leaf_shares *shares, const ckpt_share *share,
+                                ckpt_err *err) CKPT_MUST_USE;
+void ckpt_leaf_shares_free(ckpt_leaf_shares *shares);
 /* Leaves of all results of a plan and, where a cast changes them, of their originals, in the order
  * in which the target is written. hashes and originals: n_results each. */
 ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_arena *arena,

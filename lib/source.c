@@ -10,6 +10,7 @@
 #include "source.h"
 
 #include "checked.h"
+#include "hole.h"
 #include "io.h"
 
 #include <errno.h>
@@ -105,6 +106,15 @@ static bool table_room(ckpt_arena *arena, void **table, size_t n, size_t elem)
     return true;
 }
 
+/* Files of a source that are kept open; the rest of what the process may have is for others. */
+static size_t descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return SIZE_MAX;
+    return (size_t)limit.rlim_cur / 2;
+}
+
 ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char *path, bool open_it,
                                  uint32_t *index, ckpt_err *err)
 {
@@ -130,6 +140,11 @@ ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char 
         file.size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
     }
     file.is_data = open_it;
+    if (open_it && src->n_files >= descriptors()) {
+        close(file.fd);
+        file.fd = -1;
+    }
+    file.sparse = ckpt_is_sparse(&st);
     file.dev = st.st_dev;
     file.ino = st.st_ino;
     file.mtime_s = st.st_mtim.tv_sec;
@@ -212,6 +227,28 @@ ckpt_status ckpt_source_warn(ckpt_source *src, ckpt_err *err, const char *fmt, .
     return CKPT_OK;
 }
 
+ckpt_status ckpt_file_read(const ckpt_file *f, void *buf, size_t n, uint64_t offset, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    int fd = f->fd, own = -1;
+    uint64_t size;
+    if (fd < 0) {
+        struct stat st;
+        CKPT_CHECK(ckpt_open_read(f->path, &own, &size, err));
+        fd = own;
+        if (f->ino != 0 && (fstat(fd, &st) != 0 || st.st_dev != f->dev || st.st_ino != f->ino)) {
+            status = ckpt_fail(err, CKPT_E_IO, "changed while it was being read: another file now");
+            goto done;
+        }
+    }
+    status = f->sparse ? ckpt_pread_holes(fd, buf, n, offset, err)
+                       : ckpt_pread_full(fd, buf, n, offset, err);
+done:
+    if (own >= 0)
+        close(own);
+    return status;
+}
+
 ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
                              ckpt_err *err)
 {
@@ -223,7 +260,7 @@ ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t 
                          "%s: read of %zu bytes at offset %" PRIu64 " past end %" PRIu64, f->path,
                          n, offset, f->size);
     ckpt_status status = src->read_at != NULL ? src->read_at(src, file, buf, n, offset, err)
-                                              : ckpt_pread_full(f->fd, buf, n, offset, err);
+                                              : ckpt_file_read(f, buf, n, offset, err);
     if (status != CKPT_OK)
         ckpt_err_frame(err, "%s", f->path);
     return status;

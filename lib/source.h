@@ -18,8 +18,11 @@ typedef struct ckpt_file {
     const char *name; /* relative to the checkpoint root, for messages and the manifest */
     const char *path; /* to open */
     uint64_t size;
-    int fd;       /* open for reading, or -1 for a file that is only listed */
+    /* Open for reading, or -1: a file that is only listed or, with is_data, one of so many that it is
+     * opened whenever it is read. Read through ckpt_file_read. */
+    int fd;
     bool is_data; /* holds tensor or object payload */
+    bool sparse;  /* mostly holes (hole.h) */
     /* What it was when it was added, for ckpt_source_unchanged; ino 0: unknown. */
     uint64_t dev, ino;
     int64_t mtime_s, mtime_ns;
@@ -303,6 +306,10 @@ void ckpt_source_close(ckpt_source *src);
 /* Every file still is what it was when the source was opened: identity, size, time of change. To be
  * called after the last read. Errors: CKPT_E_IO naming the file. */
 ckpt_status ckpt_source_unchanged(const ckpt_source *src, ckpt_err *err) CKPT_MUST_USE;
+
+/* n bytes at offset of a file as they lie there; holes and files that are not kept open included. */
+ckpt_status ckpt_file_read(const ckpt_file *f, void *buf, size_t n, uint64_t offset,
+                           ckpt_err *err) CKPT_MUST_USE;
 
 /* source.c: helpers for containers and users. */
 /* Append to the source's tables, which only these two functions may grow. With open_it the file

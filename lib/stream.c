@@ -2,6 +2,7 @@
 #include "checked.h"
 #include "derive.h"
 #include "gather.h"
+#include "hole.h"
 #include "job.h"
 
 #include <stdlib.h>
@@ -18,7 +19,7 @@ typedef struct digest_job {
 static ckpt_status digest_item(ckpt_worker *w, size_t item, ckpt_err *err)
 {
     digest_job *d = w->job->self;
-    return ckpt_hash_leaves(w, d->src, &d->list, item, err);
+    return ckpt_hash_leaf_group(w, d->src, &d->list, item, err);
 }
 
 ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *opts,
@@ -28,6 +29,8 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
     ckpt_status status = CKPT_OK;
     ckpt_arena scratch = {0};
     digest_job d = {.src = model->src};
+    const ckpt_share *share = opts != NULL ? opts->share : NULL;
+    ckpt_leaf_shares shares = {0};
     ckpt_job j = {.run = digest_item, .self = &d};
     size_t n = model->n_tensors;
     ckpt_gather *gathers = ckpt_arena_array(&scratch, n, sizeof *gathers);
@@ -36,15 +39,24 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
         goto done;
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && status == CKPT_OK; i++) {
         names[i] = model->tensors[i].name;
-        CKPT_CHECK(ckpt_plan_canon(model, i, &scratch, &gathers[i], err));
-        CKPT_CHECK(ckpt_add_leaves(&d.list, &gathers[i], arena, &out[i], err));
-        j.total_bytes += model->tensors[i].bytes;
+        status = ckpt_plan_canon(model, i, &scratch, &gathers[i], err);
+        if (status == CKPT_OK)
+            status = ckpt_add_leaves(&d.list, &gathers[i], arena, &out[i], err);
     }
-    CKPT_CHECK(ckpt_job_open(&j, opts, err));
-    j.n_items = ckpt_leaf_groups(&d.list);
-    CKPT_CHECK(ckpt_job_run(&j));
+    if (status == CKPT_OK)
+        status = ckpt_leaves_divide(&d.list, share, &shares, err);
+    if (status == CKPT_OK)
+        status = ckpt_job_open(&j, opts, err);
+    if (status == CKPT_OK) {
+        j.n_items = ckpt_leaf_groups(&d.list);
+        for (size_t i = 0; i < d.list.n; i++)
+            j.total_bytes += d.list.leaves[i].bytes;
+        status = ckpt_job_run(&j);
+    }
+    CKPT_CHECK(ckpt_share_agree(share, status, err));
+    CKPT_CHECK(ckpt_leaves_collect(&shares, share, err));
     for (size_t i = 0; i < n; i++)
         ckpt_tensor_digest(&j.workers[0].sha, model->tensors[i].dtype, model->tensors[i].rank,
                            model->tensors[i].dims, out[i].leaves, out[i].n_leaves, out[i].digest);
@@ -52,6 +64,7 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
         CKPT_CHECK(ckpt_finish_root(out, names, n, root, err));
 done:
     ckpt_job_close(&j);
+    ckpt_leaf_shares_free(&shares);
     free(d.list.leaves);
     ckpt_arena_free(&scratch);
     return status;
@@ -92,6 +105,8 @@ typedef struct files_job {
     bool whole;
     span_list *covered; /* per file: bytes of canonical tensors */
     ckpt_file_hash *out;
+    const ckpt_share *share;
+    const int *owner; /* of each file; NULL: all are this process's */
 } files_job;
 
 /* Runs of one gather; a computed tensor covers what it is computed from. */
@@ -132,12 +147,13 @@ done:
     return status;
 }
 
-static ckpt_status feed_range(ckpt_worker *w, int fd, ckpt_sha256_stream *s, uint64_t lo,
-                              uint64_t hi, ckpt_err *err)
+static ckpt_status feed_range(ckpt_worker *w, int fd, bool sparse, ckpt_sha256_stream *s,
+                              uint64_t lo, uint64_t hi, ckpt_err *err)
 {
     while (lo < hi) {
         size_t n = (size_t)ckpt_min_u64(hi - lo, w->job->piece);
-        ckpt_status status = ckpt_pread_full(fd, w->buf, n, lo, err);
+        ckpt_status status = sparse ? ckpt_pread_holes(fd, w->buf, n, lo, err)
+                                    : ckpt_pread_full(fd, w->buf, n, lo, err);
         if (status != CKPT_OK)
             return status;
         ckpt_sha256_stream_update2(s, w->buf, n, NULL, NULL, 0);
@@ -157,6 +173,8 @@ static ckpt_status file_item(ckpt_worker *w, size_t index, ckpt_err *err)
     ckpt_sha256_stream s;
     uint64_t size = file->size, at = 0;
     int fd = file->fd, own = -1;
+    if (f->owner != NULL && f->owner[index] != f->share->rank)
+        return CKPT_OK;
     if (fd < 0) {
         CKPT_CHECK(ckpt_open_read(file->path, &own, &size, err));
         fd = own;
@@ -166,14 +184,14 @@ static ckpt_status file_item(ckpt_worker *w, size_t index, ckpt_err *err)
     for (size_t i = 0; i <= covered->n; i++) {
         uint64_t next = i < covered->n ? covered->span[i][0] : size;
         if (next > at)
-            CKPT_TRY(feed_range(w, fd, &s, at, next, err), "%s", file->name);
+            CKPT_TRY(feed_range(w, fd, file->sparse, &s, at, next, err), "%s", file->name);
         if (i < covered->n)
             at = ckpt_max_u64(at, covered->span[i][1]);
     }
     ckpt_sha256_stream_final(&s, f->out[index].rest);
     if (f->whole) {
         ckpt_sha256_stream_init(&s);
-        CKPT_TRY(feed_range(w, fd, &s, 0, size, err), "%s", file->name);
+        CKPT_TRY(feed_range(w, fd, file->sparse, &s, 0, size, err), "%s", file->name);
         ckpt_sha256_stream_final(&s, f->out[index].sha256);
         ckpt_job_advance(w, size);
     }
@@ -183,27 +201,54 @@ done:
     return status;
 }
 
+static ckpt_status run_files(files_job *f, ckpt_job *j, size_t n, const ckpt_stream_opts *opts,
+                             ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    CKPT_CHECK(cover_files(f, err));
+    CKPT_CHECK(ckpt_job_open(j, opts, err));
+    j->n_items = n;
+    for (size_t i = 0; i < n; i++)
+        if (f->owner == NULL || f->owner[i] == f->share->rank)
+            j->total_bytes += f->model->src->files[i].size;
+    CKPT_CHECK(ckpt_job_run(j));
+done:
+    return status;
+}
+
 ckpt_status ckpt_stream_files(const ckpt_model *model, bool whole, const ckpt_stream_opts *opts,
                               ckpt_arena *arena, ckpt_file_hash *out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     size_t n = model->src->n_files, real = ckpt_source_n_real(model->src);
+    const ckpt_share *share = opts != NULL ? opts->share : NULL;
+    uint64_t total = 0, at = 0;
+    int *owner = ckpt_share_alone(share) ? NULL : calloc(n + 1, sizeof *owner);
     (void)arena;
-    files_job f = {
-        .model = model, .whole = whole, .out = out, .covered = calloc(n + 1, sizeof *f.covered)};
-    ckpt_job j = {.run = file_item, .self = &f, .n_items = real};
-    if (f.covered == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    CKPT_CHECK(cover_files(&f, err));
-    CKPT_CHECK(ckpt_job_open(&j, opts, err));
+    files_job f = {.model = model,
+                   .whole = whole,
+                   .out = out,
+                   .share = share,
+                   .owner = owner,
+                   .covered = calloc(n + 1, sizeof *f.covered)};
+    ckpt_job j = {.run = file_item, .self = &f};
+    if (f.covered == NULL || (owner == NULL && !ckpt_share_alone(share)))
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < real; i++)
-        j.total_bytes += model->src->files[i].size;
-    CKPT_CHECK(ckpt_job_run(&j));
+        total += model->src->files[i].size;
+    for (size_t i = 0; owner != NULL && i < real; at += model->src->files[i++].size)
+        owner[i] = ckpt_share_of(share, at, model->src->files[i].size, total);
+    if (status == CKPT_OK)
+        status = run_files(&f, &j, real, opts, err);
+    CKPT_CHECK(ckpt_share_agree(share, status, err));
+    if (owner != NULL)
+        CKPT_CHECK(ckpt_share_table(share, out, real, sizeof *out, owner, err));
 done:
     ckpt_job_close(&j);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; f.covered != NULL && i < n; i++)
         free(f.covered[i].span);
     free(f.covered);
+    free(owner);
     return status;
 }
 

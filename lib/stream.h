@@ -11,6 +11,7 @@
 #include "hash.h"
 #include "io.h"
 #include "plan.h"
+#include "share.h"
 
 typedef struct ckpt_progress {
     /* Bytes; `now` is the tensor that the calling worker works on, or NULL. From one thread. */
@@ -23,6 +24,12 @@ typedef struct ckpt_stream_opts {
     uint64_t memory;               /* bytes for buffers; at least 1 MiB is used */
     const ckpt_progress *progress; /* NULL = none */
     struct ckpt_journal *journal;  /* of a directory being written (journal.h); NULL = none */
+    /* Leaves beside the file digest: above 0 yes, below no, 0 whatever is faster here. No result
+     * depends on it. */
+    int beside;
+    /* Processes that do one job together; NULL: this one. Every one of them has the results in the
+     * end. Not with a journal; ckpt_stream_visit does everything in each. */
+    const ckpt_share *share;
 } ckpt_stream_opts;
 
 /* Digests of one canonical tensor. */

@@ -1,19 +1,21 @@
 /* The executor. One list of work items, taken in order by all workers:
  *
  *   piece   the same range of every file of a lane (mostly one file): gather, then pass the lane's
- *           turnstile (CRC, literals, file digests, in file order), then write
+ *           turnstile (CRC, literals, file digests, in file order), then write; with leaves, which
+ *           are hashed beside the file: a second stream is nearly free on the SHA unit
  *   leaves  sixteen Merkle leaves of canonical tensors: gather from the source, hash side by side
  *
  * Files that a sink lets advance together share a lane if there are enough of them for their digests
  * to run in the wide kernel, which is worth half a second of a gigabyte's one. Pieces of up to
  * LANES_IN_FLIGHT lanes are interleaved so that their serial digests run in
- * parallel, and leaf groups are merged in by progress, so that both readings of a source region come
+ * parallel, and leaves are merged in by progress, so that both readings of a source region come
  * close together and the second is served by the page cache. A worker that waits at a turnstile
  * waits for an item that was handed out earlier, so the lowest item in flight never waits. */
 #define _GNU_SOURCE /* O_DIRECT */
 #include "checked.h"
 #include "crc.h"
 #include "gather.h"
+#include "hole.h"
 #include "job.h"
 #include "journal.h"
 
@@ -30,6 +32,7 @@
 #define WAVE_FILE_MIN ((uint64_t)1 << 20) /* smaller files have a lane of their own */
 #define DIRECT_MIN ((uint64_t)64 << 20)   /* files from this size on are written with O_DIRECT */
 #define PAGE 4096
+#define OPEN_MAX_FILES 256 /* more are closed after they are created, until their turn */
 
 /* ---- converting -------------------------------------------------------------------------------- */
 
@@ -46,16 +49,18 @@ typedef struct out_file {
 typedef struct lane {
     uint32_t first, n; /* files */
     uint64_t step;     /* bytes of each file that one piece covers */
-    uint64_t size;     /* of the longest file */
+    uint64_t size;     /* of the longest file that this run writes */
     uint64_t passed;   /* bytes of each that went through the turnstile */
     pthread_mutex_t lock;
     pthread_cond_t turn;
 } lane;
 
+#define NO_LANE UINT32_MAX
 typedef struct item {
-    uint64_t offset; /* piece: in the files */
-    uint32_t index;  /* lane, or group of leaves */
-    uint32_t is_leaf;
+    uint64_t offset; /* of the piece in the files */
+    uint32_t lane;   /* NO_LANE: leaves alone */
+    uint32_t n_leaves;
+    size_t first_leaf;
 } item;
 
 typedef struct convert_job {
@@ -69,6 +74,12 @@ typedef struct convert_job {
     ckpt_leaf_list leaves;
     item *items;
     size_t n_items;
+    pthread_mutex_t open_lock;
+    bool sparse; /* the source has holes: what is zero becomes one */
+    const ckpt_share *share;
+    int *owner;     /* rank that writes each file; NULL: this process, all */
+    bool beside;    /* a worker's buffer holds a piece and as many bytes of leaves */
+    uint64_t piece; /* bytes of a piece, at most */
 } convert_job;
 
 static void wake_all(ckpt_job *j)
@@ -86,10 +97,15 @@ static bool is_done(const convert_job *c, size_t f)
     return c->journal != NULL && c->journal->files[f].done;
 }
 
+static bool is_mine(const convert_job *c, size_t f)
+{
+    return c->owner == NULL || c->owner[f] == c->share->rank;
+}
+
 /* Bytes of a file that this run writes. */
 static uint64_t size_to_do(const convert_job *c, size_t f)
 {
-    return is_done(c, f) ? 0 : c->plan->sink.files[f].size;
+    return is_done(c, f) || !is_mine(c, f) ? 0 : c->plan->sink.files[f].size;
 }
 
 /* First segment that ends after `offset`. */
@@ -256,15 +272,62 @@ static ckpt_status finish_file(convert_job *c, uint32_t f, ckpt_err *err)
     return status;
 }
 
+static int open_direct(const char *path, uint64_t size, bool sparse)
+{
+    return size >= DIRECT_MIN && !sparse ? open(path, O_WRONLY | O_DIRECT | O_CLOEXEC) : -1;
+}
+
+/* A file that was closed after it had been created is opened by its first piece. */
+static ckpt_status ensure_open(convert_job *c, uint32_t f, ckpt_err *err)
+{
+    out_file *of = &c->files[f];
+    ckpt_status status = CKPT_OK;
+    if (c->plan->sink.n_files <= OPEN_MAX_FILES)
+        return CKPT_OK;
+    pthread_mutex_lock(&c->open_lock);
+    if (of->fd < 0) {
+        of->direct_fd = open_direct(of->path, c->plan->sink.files[f].size, c->sparse);
+        of->fd = open(of->path, O_WRONLY | O_CLOEXEC);
+        if (of->fd < 0)
+            status = ckpt_fail_errno(err, errno, "%s", of->path);
+    }
+    pthread_mutex_unlock(&c->open_lock);
+    return status;
+}
+
+/* Buffered, without pages that are zero. */
+static ckpt_status write_around_holes(const out_file *of, const uint8_t *buf, uint64_t lo,
+                                      uint64_t hi, ckpt_err *err)
+{
+    uint64_t from = lo; /* [from, at) is to be written */
+    for (uint64_t at = lo, end; at <= hi; at = end) {
+        end = at < hi ? ckpt_min_u64((at / PAGE + 1) * PAGE, hi) : hi + 1;
+        bool hole = at == hi || ckpt_all_zero(buf + (at - lo), (size_t)(end - at));
+        if (!hole)
+            continue;
+        ckpt_status status =
+            from < at ? ckpt_pwrite_full(of->fd, buf + (from - lo), (size_t)(at - from), from, err)
+                      : CKPT_OK;
+        if (status != CKPT_OK)
+            return status;
+        from = end;
+    }
+    return CKPT_OK;
+}
+
 static ckpt_status write_piece(convert_job *c, uint32_t f, const uint8_t *buf, uint64_t lo,
                                uint64_t hi, ckpt_err *err)
 {
     out_file *of = &c->files[f];
+    ckpt_status status = ensure_open(c, f, err);
     uint64_t n = hi - lo, direct = of->direct_fd >= 0 ? n / PAGE * PAGE : 0;
-    ckpt_status status = CKPT_OK;
+    if (status != CKPT_OK)
+        return status;
     if (direct > 0 && pwrite(of->direct_fd, buf, direct, (off_t)lo) != (ssize_t)direct)
         direct = 0; /* the file system has second thoughts: buffered does everything */
-    if (n > direct)
+    if (c->sparse)
+        CKPT_TRY(write_around_holes(of, buf, lo, hi, err), "%s", of->path);
+    else if (n > direct)
         CKPT_TRY(ckpt_pwrite_full(of->fd, buf + direct, (size_t)(n - direct), lo + direct, err),
                  "%s", of->path);
     if (atomic_fetch_add(&of->written, n) + n == c->plan->sink.files[f].size)
@@ -283,7 +346,7 @@ typedef struct part {
 static int list_parts(const ckpt_worker *w, const convert_job *c, const item *it,
                       part parts[CKPT_SHA256_LANES])
 {
-    const lane *l = &c->lanes[it->index];
+    const lane *l = &c->lanes[it->lane];
     int n = 0;
     for (uint32_t f = l->first; f < l->first + l->n; f++) {
         uint64_t size = size_to_do(c, f);
@@ -298,7 +361,28 @@ static int list_parts(const ckpt_worker *w, const convert_job *c, const item *it
     return n;
 }
 
-static ckpt_status pass_turnstile(convert_job *c, const part *parts, int n, ckpt_err *err)
+/* The next piece of one file and, beside it, leaves that lie one after the other in `data`. */
+static void hash_beside(const convert_job *c, const part *p, const item *it, const uint8_t *data)
+{
+    ckpt_sha256_stream *whole = &c->files[p->file].whole;
+    const uint8_t *at = p->buf, *end = p->buf + (p->hi - p->lo);
+    for (uint32_t i = 0; i < it->n_leaves; i++) {
+        const ckpt_leaf *leaf = &c->leaves.leaves[it->first_leaf + i];
+        ckpt_sha256_stream s;
+        ckpt_sha256_stream_init(&s);
+        ckpt_sha256_stream_update2(&s, "", 1, NULL, NULL, 0); /* RFC 6962: a leaf starts with 0 */
+        size_t n = (size_t)ckpt_min_u64((uint64_t)(end - at), leaf->bytes);
+        ckpt_sha256_stream_update2(&s, data, leaf->bytes, whole, at, n);
+        ckpt_sha256_stream_final(&s, leaf->out);
+        data += leaf->bytes;
+        at += n;
+    }
+    if (at < end)
+        ckpt_sha256_stream_update2(whole, at, (size_t)(end - at), NULL, NULL, 0);
+}
+
+static ckpt_status pass_turnstile(ckpt_worker *w, convert_job *c, const item *it, const part *parts,
+                                  int n, ckpt_err *err)
 {
     ckpt_sha256_stream *streams[CKPT_SHA256_LANES];
     const void *data[CKPT_SHA256_LANES];
@@ -312,18 +396,39 @@ static ckpt_status pass_turnstile(convert_job *c, const part *parts, int n, ckpt
         data[i] = p->buf;
         len[i] = (size_t)(p->hi - p->lo);
     }
-    ckpt_sha256_stream_update_many(streams, data, len, n);
+    if (n == 1 && it->n_leaves > 0)
+        hash_beside(c, parts, it, w->buf + c->piece);
+    else
+        ckpt_sha256_stream_update_many(streams, data, len, n);
+    return CKPT_OK;
+}
+
+/* The bytes of a piece's leaves, behind the piece. */
+static ckpt_status fill_leaves(ckpt_worker *w, const convert_job *c, const item *it, ckpt_err *err)
+{
+    uint8_t *out = w->buf + c->piece;
+    for (uint32_t i = 0; i < it->n_leaves; i++) {
+        const ckpt_leaf *leaf = &c->leaves.leaves[it->first_leaf + i];
+        ckpt_status status =
+            ckpt_gather_run(c->plan->model->src, leaf->gather, leaf->index * CKPT_LEAF_BYTES,
+                            leaf->bytes, out, &w->scratch, err);
+        if (status != CKPT_OK)
+            return status;
+        out += leaf->bytes;
+        ckpt_job_advance(w, leaf->bytes);
+    }
     return CKPT_OK;
 }
 
 static ckpt_status do_piece(ckpt_worker *w, convert_job *c, const item *it, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    lane *l = &c->lanes[it->index];
+    lane *l = &c->lanes[it->lane];
     part parts[CKPT_SHA256_LANES];
     int n = list_parts(w, c, it, parts);
     for (int i = 0; i < n; i++)
         CKPT_CHECK(fill_payload(w, c, parts[i].file, parts[i].buf, parts[i].lo, parts[i].hi, err));
+    CKPT_CHECK(fill_leaves(w, c, it, err));
     pthread_mutex_lock(&l->lock);
     while (l->passed != it->offset && !atomic_load(&w->job->stop))
         pthread_cond_wait(&l->turn, &l->lock);
@@ -331,7 +436,7 @@ static ckpt_status do_piece(ckpt_worker *w, convert_job *c, const item *it, ckpt
     pthread_mutex_unlock(&l->lock);
     if (stopped)
         return CKPT_OK; /* somebody else reports the reason */
-    CKPT_CHECK(pass_turnstile(c, parts, n, err));
+    CKPT_CHECK(pass_turnstile(w, c, it, parts, n, err));
     pthread_mutex_lock(&l->lock);
     l->passed = it->offset + l->step;
     pthread_cond_broadcast(&l->turn);
@@ -349,15 +454,20 @@ static ckpt_status convert_item(ckpt_worker *w, size_t index, ckpt_err *err)
 {
     convert_job *c = w->job->self;
     const item *it = &c->items[index];
-    if (it->is_leaf)
-        return ckpt_hash_leaves(w, c->plan->model->src, &c->leaves, it->index, err);
+    if (it->lane == NO_LANE)
+        return ckpt_hash_leaves(w, c->plan->model->src, c->leaves.leaves + it->first_leaf,
+                                (int)it->n_leaves, err);
     return do_piece(w, c, it, err);
 }
 
-static ckpt_status open_file(out_file *of, const ckpt_out_file *file, const char *dir,
-                             ckpt_arena *arena, bool whole_dir, ckpt_err *err)
+static ckpt_status open_file(const convert_job *c, size_t f, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
+    const ckpt_out_file *file = &c->plan->sink.files[f];
+    out_file *of = &c->files[f];
+    ckpt_arena *arena = c->arena;
+    const char *dir = c->dir;
+    bool whole_dir = !c->plan->out.single_file, sparse = c->sparse;
     of->fd = of->direct_fd = -1;
     char *path = whole_dir ? ckpt_path_join(arena, dir, file->name) : ckpt_arena_strdup(arena, dir);
     if (path == NULL)
@@ -372,17 +482,21 @@ static ckpt_status open_file(out_file *of, const ckpt_out_file *file, const char
     of->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (of->fd < 0)
         return ckpt_fail_errno(err, errno, "%s: create", path);
-    int rc = file->size > 0 ? posix_fallocate(of->fd, 0, (off_t)file->size) : 0;
+    if (sparse && ftruncate(of->fd, (off_t)file->size) != 0)
+        return ckpt_fail_errno(err, errno, "%s: %llu bytes", path, (unsigned long long)file->size);
+    int rc = file->size > 0 && !sparse ? posix_fallocate(of->fd, 0, (off_t)file->size) : 0;
     if (rc == ENOSPC || rc == EFBIG || rc == EDQUOT)
         return ckpt_fail_errno(err, rc, "%s: %llu bytes", path, (unsigned long long)file->size);
-    if (file->size >= DIRECT_MIN)
-        of->direct_fd = open(path, O_WRONLY | O_DIRECT | O_CLOEXEC);
-    if (file->size == 0) { /* no piece will come by */
-        if (ckpt_sync_fd(of->fd) != 0)
-            return ckpt_fail_errno(err, errno, "%s: fsync", path);
-        close(of->fd);
+    if (file->size == 0 && ckpt_sync_fd(of->fd) != 0) /* no piece will come by */
+        return ckpt_fail_errno(err, errno, "%s: fsync", path);
+    if (file->size == 0 || c->plan->sink.n_files > OPEN_MAX_FILES) {
+        int rc_close = close(of->fd);
         of->fd = -1;
+        if (rc_close != 0)
+            return ckpt_fail_errno(err, errno, "%s: close", path);
+        return CKPT_OK;
     }
+    of->direct_fd = open_direct(path, file->size, sparse);
 done:
     return status;
 }
@@ -399,10 +513,9 @@ static ckpt_status open_files(convert_job *c, ckpt_err *err)
         ckpt_sha256_stream_init(&c->files[f].rest);
     }
     for (size_t f = 0; f < sink->n_files; f++) {
-        if (is_done(c, f))
+        if (is_done(c, f) || !is_mine(c, f))
             continue;
-        ckpt_status status = open_file(&c->files[f], &sink->files[f], c->dir, c->arena,
-                                       !c->plan->out.single_file, err);
+        ckpt_status status = open_file(c, f, err);
         if (status != CKPT_OK)
             return status;
     }
@@ -423,16 +536,19 @@ static void close_files(convert_job *c)
         pthread_cond_destroy(&c->lanes[i].turn);
     }
     free(c->lanes);
+    free(c->owner);
 }
 
 /* ---- ordering the items ------------------------------------------------------------------------ */
 
 /* How many files from f on share a lane. */
-static uint32_t lane_files(const ckpt_sink *sink, size_t f)
+static uint32_t lane_files(const convert_job *c, size_t f)
 {
+    const ckpt_sink *sink = &c->plan->sink;
     uint32_t n = 0;
     while (sink->together && n < CKPT_SHA256_LANES && f + n < sink->n_files &&
-           sink->files[f + n].is_data && sink->files[f + n].size >= WAVE_FILE_MIN)
+           sink->files[f + n].is_data && sink->files[f + n].size >= WAVE_FILE_MIN &&
+           (c->owner == NULL || c->owner[f + n] == c->owner[f]))
         n++;
     return ckpt_sha256_stream_wide((int)n) ? n : 1;
 }
@@ -446,7 +562,7 @@ static ckpt_status make_lanes(convert_job *c, bool *waves, ckpt_err *err)
     for (size_t f = 0; f < sink->n_files; f += c->lanes[c->n_lanes - 1].n) {
         lane *l = &c->lanes[c->n_lanes++];
         l->first = (uint32_t)f;
-        l->n = lane_files(sink, f);
+        l->n = lane_files(c, f);
         for (uint32_t i = 0; i < l->n; i++)
             l->size = ckpt_max_u64(l->size, size_to_do(c, f + i));
         *waves = *waves || l->n > 1;
@@ -456,13 +572,13 @@ static ckpt_status make_lanes(convert_job *c, bool *waves, ckpt_err *err)
     return CKPT_OK;
 }
 
-/* Steps of all lanes for buffers of `piece` bytes, and the number of items. */
+/* Steps of all lanes, and the most items there can be. */
 static ckpt_status count_items(convert_job *c, uint64_t piece, size_t *n, ckpt_err *err)
 {
-    *n = ckpt_leaf_groups(&c->leaves);
+    *n = c->leaves.n;
     for (size_t i = 0; i < c->n_lanes; i++) {
         lane *l = &c->lanes[i];
-        l->step = l->n == 1 ? ckpt_min_u64(piece, CKPT_PIECE_MAX) : piece / l->n / PAGE * PAGE;
+        l->step = l->n == 1 ? ckpt_min_u64(c->piece, CKPT_PIECE_MAX) : piece / l->n / PAGE * PAGE;
         uint64_t pieces = (l->size + l->step - 1) / l->step;
         if (pieces > UINT32_MAX)
             return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is too large",
@@ -483,12 +599,56 @@ static double piece_bytes(const convert_job *c, const lane *l, uint64_t at)
     return sum;
 }
 
-/* Pieces in groups of lanes, the lane that is least far first; leaf groups wherever their share of
+/* Where the leaves stand while items are ordered. */
+typedef struct leaf_pace {
+    size_t next;
+    double done, total; /* bytes */
+} leaf_pace;
+
+/* Leaves that are due at a share of the pieces: beside the piece just listed, as many as there is
+ * room for, else in groups of their own. */
+static void add_leaf_items(convert_job *c, leaf_pace *pace, double share, item *piece)
+{
+    const ckpt_leaf_list *list = &c->leaves;
+    uint64_t room = piece != NULL && c->beside ? c->piece : 0;
+    if (room > 0)
+        piece->first_leaf = pace->next;
+    while (room > 0 && pace->next < list->n && pace->done < pace->total * share &&
+           list->leaves[pace->next].bytes <= room && piece->n_leaves < UINT32_MAX) {
+        room -= list->leaves[pace->next].bytes;
+        pace->done += (double)list->leaves[pace->next++].bytes;
+        piece->n_leaves++;
+    }
+    if (piece != NULL && c->beside)
+        return; /* what did not fit comes beside the next */
+    while (pace->next < list->n && pace->done < pace->total * share) {
+        size_t n = ckpt_min_u64(CKPT_LEAF_GROUP, list->n - pace->next);
+        c->items[c->n_items++] =
+            (item){.lane = NO_LANE, .first_leaf = pace->next, .n_leaves = (uint32_t)n};
+        for (size_t i = 0; i < n; i++)
+            pace->done += (double)list->leaves[pace->next++].bytes;
+    }
+}
+
+/* The lane of [begin, end) that is least far; NULL if all are through. */
+static lane *least_far(const convert_job *c, size_t begin, size_t end)
+{
+    lane *next = NULL;
+    for (size_t i = begin; i < end; i++) {
+        lane *l = &c->lanes[i];
+        if (l->passed < l->size && (next == NULL || l->passed < next->passed))
+            next = l;
+    }
+    return next;
+}
+
+/* Pieces in groups of lanes, the lane that is least far first; leaves wherever their share of
  * all leaf bytes has been reached by the pieces. */
 static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
 {
-    size_t n, leaf = 0, n_groups = ckpt_leaf_groups(&c->leaves);
-    double piece_total = 1, leaf_total = 1, piece_done = 0, leaf_done = 0;
+    size_t n;
+    leaf_pace pace = {.total = 1};
+    double piece_total = 1, piece_done = 0;
     ckpt_status status = count_items(c, piece, &n, err);
     if (status != CKPT_OK)
         return status;
@@ -497,110 +657,93 @@ static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu work items", n);
     for (size_t f = 0; f < c->plan->sink.n_files; f++)
         piece_total += (double)size_to_do(c, f);
-    for (size_t i = 0; i < n_groups; i++)
-        leaf_total += (double)ckpt_leaf_group_bytes(&c->leaves, i);
+    for (size_t i = 0; i < c->leaves.n; i++)
+        pace.total += (double)c->leaves.leaves[i].bytes;
     for (size_t group = 0; group < c->n_lanes; group += LANES_IN_FLIGHT) {
         size_t end = ckpt_min_u64(group + LANES_IN_FLIGHT, c->n_lanes);
-        for (;;) {
-            lane *next = NULL;
-            for (size_t i = group; i < end; i++) {
-                lane *l = &c->lanes[i];
-                if (l->passed < l->size && (next == NULL || l->passed < next->passed))
-                    next = l;
-            }
-            if (next == NULL)
-                break;
-            c->items[c->n_items++] =
-                (item){.offset = next->passed, .index = (uint32_t)(next - c->lanes)};
-            piece_done += piece_bytes(c, next, next->passed);
-            next->passed += next->step;
-            while (leaf < n_groups && leaf_done / leaf_total < piece_done / piece_total) {
-                leaf_done += (double)ckpt_leaf_group_bytes(&c->leaves, leaf);
-                c->items[c->n_items++] = (item){.index = (uint32_t)leaf++, .is_leaf = 1};
-            }
+        for (lane *l; (l = least_far(c, group, end)) != NULL; l->passed += l->step) {
+            item *it = &c->items[c->n_items++];
+            *it = (item){.offset = l->passed, .lane = (uint32_t)(l - c->lanes)};
+            piece_done += piece_bytes(c, l, l->passed);
+            add_leaf_items(c, &pace, piece_done / piece_total, l->n == 1 ? it : NULL);
         }
     }
-    while (leaf < n_groups)
-        c->items[c->n_items++] = (item){.index = (uint32_t)leaf++, .is_leaf = 1};
+    add_leaf_items(c, &pace, 2, NULL); /* all the rest */
     for (size_t i = 0; i < c->n_lanes; i++)
         c->lanes[i].passed = 0; /* from here on it counts what was done */
     return CKPT_OK;
 }
 
-/* Result indices in the order in which their target tensors are written. */
-static int write_order(const void *a, const void *b)
+/* ---- the job ------------------------------------------------------------------------------------ */
+
+/* Which rank writes which file. */
+static ckpt_status divide_files(convert_job *c, ckpt_err *err)
 {
-    const ckpt_result_tensor *x = *(const ckpt_result_tensor *const *)a;
-    const ckpt_result_tensor *y = *(const ckpt_result_tensor *const *)b;
-    if (x->out_tensor != y->out_tensor)
-        return x->out_tensor < y->out_tensor ? -1 : 1;
-    return x < y ? -1 : x > y;
+    const ckpt_sink *sink = &c->plan->sink;
+    uint64_t total = 0, at = 0;
+    if (ckpt_share_alone(c->share))
+        return CKPT_OK;
+    c->owner = calloc(sink->n_files + 1, sizeof *c->owner);
+    if (c->owner == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (size_t f = 0; f < sink->n_files; f++)
+        total += sink->files[f].size;
+    for (size_t f = 0; f < sink->n_files; at += sink->files[f++].size)
+        c->owner[f] = ckpt_share_of(c->share, at, sink->files[f].size, total);
+    return CKPT_OK;
 }
 
-ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_arena *arena,
-                              ckpt_tensor_hash *hashes, ckpt_tensor_hash *originals, ckpt_err *err)
+static ckpt_status collect_files(const convert_job *c, ckpt_convert_result *out, ckpt_err *err)
 {
-    ckpt_status status = CKPT_OK;
-    const ckpt_result_tensor **order = malloc((plan->n_results + 1) * sizeof *order);
-    if (order == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    for (size_t i = 0; i < plan->n_results; i++)
-        order[i] = &plan->results[i];
-    qsort(order, plan->n_results, sizeof *order, write_order);
-    for (size_t i = 0; i < plan->n_results; i++) {
-        size_t at = (size_t)(order[i] - plan->results);
-        CKPT_CHECK(ckpt_add_leaves(leaves, &plan->results[at].gather, arena, &hashes[at], err));
-        if (plan->results[at].changed)
-            CKPT_CHECK(
-                ckpt_add_leaves(leaves, &plan->results[at].original, arena, &originals[at], err));
+    const ckpt_sink *sink = &c->plan->sink;
+    for (size_t f = 0; f < sink->n_files; f++) {
+        ckpt_journal_entry e = is_done(c, f) ? c->journal->files[f] : file_digests(&c->files[f]);
+        memcpy(out->files[f].sha256, e.sha256, sizeof e.sha256);
+        memcpy(out->files[f].rest, e.rest, sizeof e.rest);
+        out->files[f].size = sink->files[f].size;
     }
-done:
-    free(order);
+    if (c->owner == NULL)
+        return CKPT_OK;
+    return ckpt_share_table(c->share, out->files, sink->n_files, sizeof *out->files, c->owner, err);
+}
+
+/* Buffers: a piece and its leaves, unless files advance in waves or memory is short. */
+static ckpt_status open_buffers(convert_job *c, ckpt_job *j, bool waves,
+                                const ckpt_stream_opts *opts, ckpt_err *err)
+{
+    int beside = waves ? -1 : opts->beside;
+    if (beside == 0)
+        beside = ckpt_sha256_stream_pairs() ? 1 : -1;
+    j->piece = waves ? WAVE_MAX : beside > 0 ? 2 * CKPT_PIECE_MAX : CKPT_PIECE_MAX;
+    ckpt_status status = ckpt_job_open(j, opts, err);
+    c->piece = waves ? j->piece : ckpt_min_u64(j->piece, CKPT_PIECE_MAX);
+    c->beside = beside > 0 && j->piece >= c->piece + CKPT_LEAF_BYTES;
+    if (c->beside)
+        c->piece = ckpt_min_u64(c->piece, j->piece - c->piece);
     return status;
 }
 
-/* ---- after the run ----------------------------------------------------------------------------- */
-
-/* Tensor digests, the root of what was written, and the root of what it was made from: of the whole
- * source model as it was. When tensors were left out or folded their digests are not known, and
- * there is no source root: the root of a part would pass for that of the whole. */
-ckpt_status ckpt_finish_results(const ckpt_plan *plan, ckpt_sha256 *sha,
-                                ckpt_tensor_hash *originals, ckpt_convert_result *out,
-                                ckpt_err *err)
+/* This process's share of the work: its files and leaves. */
+static ckpt_status run_share(convert_job *c, ckpt_job *j, const ckpt_stream_opts *opts,
+                             ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    const char **names = malloc((plan->n_results + 1) * sizeof *names);
-    if (names == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    size_t n = 0;
-    for (size_t i = 0; i < plan->n_results; i++) {
-        const ckpt_result_tensor *r = &plan->results[i];
-        ckpt_tensor_hash *h = &out->tensors[i];
-        ckpt_tensor_digest(sha, r->dtype, r->rank, r->dims, h->leaves, h->n_leaves, h->digest);
-        names[i] = r->name;
-    }
-    CKPT_CHECK(ckpt_finish_root(out->tensors, names, plan->n_results, out->root, err));
-    for (size_t i = 0; i < plan->n_results; i++)
-        n += plan->results[i].model_tensor >= 0;
-    out->has_source_root = n == plan->model->n_tensors;
-    n = 0;
-    for (size_t i = 0; out->has_source_root && i < plan->n_results; i++) {
-        const ckpt_result_tensor *r = &plan->results[i];
-        if (r->model_tensor < 0)
-            continue;
-        ckpt_tensor_hash *o = &originals[i];
-        if (r->changed)
-            ckpt_tensor_digest(sha, r->original.from, r->rank, r->dims, o->leaves, o->n_leaves,
-                               o->digest);
-        else
-            *o = out->tensors[i];
-        names[n] = r->name;
-        originals[n++] = *o;
-    }
-    if (out->has_source_root)
-        CKPT_CHECK(ckpt_finish_root(originals, names, n, out->source_root, err));
+    bool waves = false;
+    const ckpt_source *src = c->plan->model->src;
+    for (size_t f = 0; f < src->n_files; f++)
+        c->sparse = c->sparse || src->files[f].sparse;
+    CKPT_CHECK(divide_files(c, err));
+    CKPT_CHECK(open_files(c, err));
+    CKPT_CHECK(make_lanes(c, &waves, err));
+    CKPT_CHECK(open_buffers(c, j, waves, opts, err));
+    CKPT_CHECK(order_items(c, j->piece, err));
+    j->n_items = c->n_items;
+    for (size_t f = 0; f < c->plan->sink.n_files; f++)
+        j->total_bytes += size_to_do(c, f);
+    for (size_t i = 0; i < c->leaves.n; i++)
+        j->total_bytes += c->leaves.leaves[i].bytes;
+    CKPT_CHECK(ckpt_job_run(j));
 done:
-    free(names);
     return status;
 }
 
@@ -608,42 +751,39 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
                                 ckpt_arena *arena, ckpt_convert_result *out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    bool waves = false;
-    convert_job c = {.plan = plan, .arena = arena, .dir = dir, .journal = opts->journal};
+    convert_job c = {
+        .plan = plan, .arena = arena, .dir = dir, .journal = opts->journal, .share = opts->share};
     ckpt_job j = {.run = convert_item, .give_up = wake_all, .self = &c};
-    if (plan->sink.serial != NULL)
-        return ckpt_stream_serial(plan, dir, opts, arena, out, err);
+    ckpt_leaf_shares shares = {0};
     *out = (ckpt_convert_result){0};
+    if (plan->sink.serial != NULL) { /* one file that is made in order: nothing to divide */
+        if (ckpt_share_alone(c.share) || c.share->rank == 0)
+            status = ckpt_stream_serial(plan, dir, opts, arena, out, err);
+        return ckpt_share_agree(c.share, status, err);
+    }
+    pthread_mutex_init(&c.open_lock, NULL);
     ckpt_tensor_hash *originals = calloc(plan->n_results + 1, sizeof *originals);
     out->tensors = ckpt_arena_array(arena, plan->n_results, sizeof *out->tensors);
     out->files = ckpt_arena_array(arena, plan->sink.n_files, sizeof *out->files);
-    if (originals == NULL || out->tensors == NULL || out->files == NULL) {
+    if (originals == NULL || out->tensors == NULL || out->files == NULL)
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-        goto done;
-    }
-    CKPT_CHECK(ckpt_list_results(plan, &c.leaves, arena, out->tensors, originals, err));
-    CKPT_CHECK(open_files(&c, err));
-    CKPT_CHECK(make_lanes(&c, &waves, err));
-    j.piece = waves ? WAVE_MAX : CKPT_PIECE_MAX;
-    CKPT_CHECK(ckpt_job_open(&j, opts, err));
-    CKPT_CHECK(order_items(&c, j.piece, err));
-    j.n_items = c.n_items;
-    j.total_bytes = plan->total_bytes;
-    for (size_t i = 0; i < ckpt_leaf_groups(&c.leaves); i++)
-        j.total_bytes += ckpt_leaf_group_bytes(&c.leaves, i);
-    CKPT_CHECK(ckpt_job_run(&j));
-    for (size_t f = 0; f < plan->sink.n_files; f++) {
-        ckpt_journal_entry e = is_done(&c, f) ? c.journal->files[f] : file_digests(&c.files[f]);
-        memcpy(out->files[f].sha256, e.sha256, sizeof e.sha256);
-        memcpy(out->files[f].rest, e.rest, sizeof e.rest);
-        out->files[f].size = plan->sink.files[f].size;
-    }
+    if (status == CKPT_OK)
+        status = ckpt_list_results(plan, &c.leaves, arena, out->tensors, originals, err);
+    if (status == CKPT_OK)
+        status = ckpt_leaves_divide(&c.leaves, c.share, &shares, err);
+    if (status == CKPT_OK)
+        status = run_share(&c, &j, opts, err);
+    CKPT_CHECK(ckpt_share_agree(c.share, status, err));
+    CKPT_CHECK(collect_files(&c, out, err));
+    CKPT_CHECK(ckpt_leaves_collect(&shares, c.share, err));
     CKPT_CHECK(ckpt_finish_results(plan, &j.workers[0].sha, originals, out, err));
     out->bytes = plan->total_bytes;
     out->buffer_bytes = j.arena_bytes;
 done:
     ckpt_job_close(&j);
     close_files(&c);
+    ckpt_leaf_shares_free(&shares);
+    pthread_mutex_destroy(&c.open_lock);
     free(c.leaves.leaves);
     free(c.items);
     free(originals);

@@ -140,7 +140,7 @@ static ckpt_status serial_item(ckpt_worker *w, size_t index, ckpt_err *err)
     }
     if (lo < s->n_parts && lo + groups_before(s, lo) == index)
         return do_part(w, s, lo, err);
-    return ckpt_hash_leaves(w, s->plan->model->src, &s->leaves, index - (size_t)lo, err);
+    return ckpt_hash_leaf_group(w, s->plan->model->src, &s->leaves, index - (size_t)lo, err);
 }
 
 /* As many workers as the memory has buffers for. */

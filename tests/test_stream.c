@@ -103,19 +103,22 @@ static const ckpt_stream_opts plain_stream = {.threads = 2, .memory = (uint64_t)
 START_TEST(convert_bytes_do_not_depend_on_threads_or_memory)
 {
     static const ckpt_stream_opts ways[] = {
-        {.threads = 1, .memory = (uint64_t)1 << 30 },
-        {.threads = 2, .memory = (uint64_t)8 << 20 },
-        {.threads = 7, .memory = (uint64_t)64 << 20},
-        {.threads = 3, .memory = (uint64_t)1 << 19 }
+        {.threads = 1, .memory = (uint64_t)1 << 30,  .beside = 0 },
+        {.threads = 2, .memory = (uint64_t)8 << 20,  .beside = 0 },
+        {.threads = 7, .memory = (uint64_t)64 << 20, .beside = 0 },
+        {.threads = 3, .memory = (uint64_t)1 << 19,  .beside = 0 },
+        {.threads = 3, .memory = (uint64_t)64 << 20, .beside = 1 },
+        {.threads = 2, .memory = (uint64_t)8 << 20,  .beside = 1 },
+        {.threads = 4, .memory = (uint64_t)64 << 20, .beside = -1}
     };
     ckpt_convert_opts o = options("torch_dist", "megatron", 2, 2);
     uint8_t first[32 * 32], again[32 * 32], root[32], root2[32];
     make_base();
     size_t n = convert(KIMI, "0", &o, &ways[0], root, first);
     ck_assert_uint_lt(n, 32);
-    for (int i = 1; i < 4; i++) {
+    for (size_t i = 1; i < sizeof ways / sizeof *ways; i++) {
         char name[16];
-        snprintf(name, sizeof name, "%d", i);
+        snprintf(name, sizeof name, "%zu", i);
         ck_assert_uint_eq(convert(KIMI, name, &o, &ways[i], root2, again), n);
         ck_assert_mem_eq(first, again, 32 * n);
         ck_assert_mem_eq(root, root2, 32);

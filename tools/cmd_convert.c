@@ -2,6 +2,7 @@
  * options, paths, headers, plan (or refusal), temporary output, check, manifest, rename. */
 #include "convert.h"
 #include "quant_policy.h"
+#include "ranks.h"
 #include "sidecar.h"
 #include "usermap.h"
 #include "wquant.h"
@@ -529,30 +530,48 @@ done:
     return status;
 }
 
-static ckpt_status write_output(conversion *c, ckpt_err *err)
+/* The temporary output, made by rank 0; the others write into it. */
+static ckpt_status begin_output(conversion *c, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    if (ckpt_ranks_lead(c->tool->ranks)) {
+        if (!c->plan_opts.single_file)
+            CKPT_CHECK(ckpt_journal_prepare(&c->journal, &c->plan, err));
+        else if (c->o->resume)
+            ckpt_tool_note(c->tool,
+                           "note: --resume: a single file is one unit and is written anew");
+        CKPT_CHECK(ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file,
+                                     c->o->force, err));
+        CKPT_CHECK(ckpt_convert_journal(c->tool, &c->journal, &c->commit, c->o->resume, err));
+    }
+done:
+    return status;
+}
+
+static ckpt_status write_data(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
     ckpt_bar bar;
-    struct timespec start;
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    if (!c->plan_opts.single_file)
-        CKPT_CHECK(ckpt_journal_prepare(&c->journal, &c->plan, err));
-    else if (c->o->resume)
-        ckpt_tool_note(c->tool, "note: --resume: a single file is one unit and is written anew");
-    CKPT_CHECK(
-        ckpt_commit_begin(&c->commit, c->dst_path, !c->plan_opts.single_file, c->o->force, err));
-    CKPT_CHECK(ckpt_convert_journal(c->tool, &c->journal, &c->commit, c->o->resume, err));
+    const char *path;
+    CKPT_CHECK(ckpt_share_agree(c->tool->share, begin_output(c, err), err));
+    path = c->commit.temp_path;
+    CKPT_CHECK(ckpt_ranks_tell(c->tool, &path, err));
     ckpt_bar_start(&bar, "convert", c->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
-    opts.journal = c->journal.active ? &c->journal : NULL;
+    opts.journal = c->journal.active && c->tool->ranks == NULL ? &c->journal : NULL;
     status =
         c->quant.kind != CKPT_WQUANT_NONE ? ckpt_wquant_measure(&c->quant, &opts, err) : CKPT_OK;
     if (status == CKPT_OK)
-        status = ckpt_stream_convert(&c->plan, c->commit.temp_path, &opts, &c->tool->arena,
-                                     &c->result, err);
+        status = ckpt_stream_convert(&c->plan, path, &opts, &c->tool->arena, &c->result, err);
     ckpt_bar_stop(&bar);
-    if (status != CKPT_OK)
-        goto done;
+done:
+    return status;
+}
+
+/* What rank 0 does alone once all bytes are there. */
+static ckpt_status complete_output(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
     CKPT_CHECK(check_source_root(c, err));
     settle_source_root(c);
     CKPT_CHECK(fill_manifest(c, err));
@@ -561,6 +580,20 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     CKPT_CHECK(ckpt_source_unchanged(&c->src, err));
     CKPT_CHECK(ckpt_check_interrupted(err));
     CKPT_CHECK(publish(c, err));
+done:
+    return status;
+}
+
+static ckpt_status write_output(conversion *c, ckpt_err *err)
+{
+    ckpt_status status;
+    struct timespec start;
+    const ckpt_share *share = c->tool->share;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    CKPT_CHECK(write_data(c, err));
+    c->tool->share = NULL; /* from here on rank 0 works alone */
+    status = ckpt_ranks_lead(c->tool->ranks) ? complete_output(c, err) : CKPT_OK;
+    CKPT_CHECK(ckpt_share_agree(share, status, err));
     c->seconds = ckpt_seconds_since(&start);
 done:
     return status;
@@ -688,6 +721,11 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(ckpt_convert_apart(c->src_path, c->dst_path, err));
+    if (!c->o->dry_run)
+        CKPT_CHECK(ckpt_ranks_divide(c->tool, err));
+    if (c->tool->ranks != NULL && (c->o->resume || c->o->dtype >= DTYPE_QUANTISED))
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s on several ranks; one process does that",
+                         c->o->resume ? "--resume" : "--dtype with scales");
     CKPT_CHECK(check_options(c, err));
     CKPT_CHECK(open_source(c, err));
     CKPT_CHECK(make_plan(c, err));

@@ -1,4 +1,5 @@
 /* ckpt verify: is a checkpoint whole, is it what its manifest says, does it equal another? */
+#include "ranks.h"
 #include "verify.h"
 
 #include <errno.h>
@@ -503,6 +504,10 @@ static ckpt_status verify(verification *v, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(check_options(v, err));
+    CKPT_CHECK(ckpt_ranks_divide(v->tool, err));
+    if (v->tool->ranks != NULL && v->o->forward)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "--forward on several ranks; one process runs the model");
     if (v->o->signature != NULL) {
         CKPT_CHECK(ckpt_verify_signature(v, err));
         if (v->problems.n > 0) /* nothing of it is parsed */
@@ -534,8 +539,11 @@ static ckpt_status verify(verification *v, ckpt_err *err)
     CKPT_CHECK(ckpt_source_unchanged(&v->src, err));
     if (v->o->write && v->problems.n > 0 && !v->o->force)
         ckpt_verify_problem(v, "manifest not written; --force replaces it");
-    else if (v->o->write)
-        CKPT_CHECK(ckpt_verify_write(v, err));
+    else if (v->o->write) {
+        const ckpt_share *share = v->tool->share;
+        status = ckpt_ranks_lead(v->tool->ranks) ? ckpt_verify_write(v, err) : CKPT_OK;
+        CKPT_CHECK(ckpt_share_agree(share, status, err));
+    }
 done:
     return status;
 }
@@ -574,11 +582,11 @@ static void defaults(void *opts)
     o->device = o->dtype = -1;
 }
 
-/* A card's driver opens its devices for writing. */
+/* A card's driver opens its devices for writing; ranks of mpirun talk over sockets. */
 static bool only_reads(const void *opts)
 {
     const verify_opts *o = opts;
-    return !o->write && o->device < 1;
+    return !o->write && o->device < 1 && !ckpt_ranks_started();
 }
 
 const ckpt_command ckpt_cmd_verify = {

@@ -302,6 +302,7 @@ ckpt_stream_opts ckpt_tool_stream(const ckpt_tool *tool, const ckpt_bar *bar)
 {
     return (ckpt_stream_opts){.threads = (int)tool->g.threads,
                               .memory = tool->g.memory,
+                              .share = tool->share,
                               .progress = bar != NULL && bar->on ? &bar->progress : NULL};
 }
 

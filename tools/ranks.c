@@ -27,6 +27,11 @@ static int64_t started_ranks(void)
     return 1;
 }
 
+bool ckpt_ranks_started(void)
+{
+    return started_ranks() > 1;
+}
+
 /* The sizes that are not given follow from the ranks there are. */
 static ckpt_status check_sizes(const ckpt_ranks *r, const ckpt_rank_opts *o, ckpt_err *err)
 {
@@ -105,16 +110,9 @@ static ckpt_status open_world(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ran
     return path == NULL ? ckpt_tool_no_memory(err) : ckpt_comm_load(&r->world, path, err);
 }
 
-ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
-                            ckpt_err *err)
+/* Join the world: on ranks other than 0 nothing is printed from here on. */
+static ckpt_status load(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *err)
 {
-    *out = NULL;
-    if (o->launch > 0 && started_ranks() > 1)
-        return ckpt_fail(err, CKPT_E_USAGE, "--launch %lld: mpirun has started ranks already",
-                         (long long)o->launch);
-    if (started_ranks() == 1 && o->launch < 1 && o->tp <= 1 && o->cp <= 1 && o->dp <= 1 &&
-        o->ep <= 1)
-        return CKPT_OK;
     ckpt_ranks *r = calloc(1, sizeof *r);
     if (r == NULL)
         return ckpt_tool_no_memory(err);
@@ -131,8 +129,24 @@ ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks
         if (freopen("/dev/null", "w", stdout) == NULL)
             return ckpt_fail(err, CKPT_E_IO, "rank %d: /dev/null", r->world.rank);
     }
-    *out = r;
-    return check_sizes(r, o, err);
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
+                            ckpt_err *err)
+{
+    *out = NULL;
+    if (o->launch > 0 && started_ranks() > 1)
+        return ckpt_fail(err, CKPT_E_USAGE, "--launch %lld: mpirun has started ranks already",
+                         (long long)o->launch);
+    if (started_ranks() == 1 && o->launch < 1 && o->tp <= 1 && o->cp <= 1 && o->dp <= 1 &&
+        o->ep <= 1)
+        return CKPT_OK;
+    ckpt_status status = load(tool, o, err);
+    if (status != CKPT_OK)
+        return status;
+    *out = tool->ranks;
+    return check_sizes(tool->ranks, o, err);
 }
 
 const char *ckpt_ranks_dead(const ckpt_ranks *r)
@@ -140,6 +154,50 @@ const char *ckpt_ranks_dead(const ckpt_ranks *r)
     const ckpt_comm_ops *ops = r != NULL ? r->world.ops : NULL;
     return ops != NULL && ops->why != NULL ? ops->why(r->world.self) : NULL;
 }
+
+/* ---- dividing work by bytes -------------------------------------------------------------------- */
+
+static ckpt_status gather_bytes(void *self, const void *mine, const int64_t *counts, void *all,
+                                ckpt_err *err)
+{
+    return ckpt_comm_allgather(self, 1, mine, counts, all, err);
+}
+
+ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err)
+{
+    if (!ckpt_ranks_started())
+        return CKPT_OK;
+    const ckpt_rank_opts none = {0};
+    ckpt_status status = load(tool, &none, err);
+    if (status != CKPT_OK)
+        return status;
+    ckpt_ranks *r = tool->ranks;
+    r->share = (ckpt_share){
+        .rank = r->world.rank, .size = r->world.size, .allgather = gather_bytes, .self = &r->world};
+    tool->share = &r->share;
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_ranks_tell(ckpt_tool *tool, const char **text, ckpt_err *err)
+{
+    ckpt_status status;
+    uint64_t n = *text != NULL ? strlen(*text) + 1 : 0;
+    if (tool->ranks == NULL)
+        return CKPT_OK;
+    CKPT_CHECK(ckpt_comm_broadcast(&tool->ranks->world, &n, sizeof n, 0, err));
+    char *copy = ckpt_arena_alloc(&tool->arena, (size_t)n + 1);
+    if (copy == NULL)
+        return ckpt_tool_no_memory(err);
+    if (ckpt_ranks_lead(tool->ranks) && n > 0)
+        memcpy(copy, *text, (size_t)n);
+    if (n > 0)
+        CKPT_CHECK(ckpt_comm_broadcast(&tool->ranks->world, copy, (size_t)n, 0, err));
+    *text = n > 0 ? copy : NULL;
+done:
+    return status;
+}
+
+/* ---- the end ----------------------------------------------------------------------------------- */
 
 bool ckpt_ranks_before_error(ckpt_tool *tool, ckpt_status status)
 {
@@ -160,6 +218,7 @@ void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code)
 {
     ckpt_ranks *r = tool->ranks;
     tool->ranks = NULL;
+    tool->share = NULL;
     if (r == NULL)
         return;
     if (failed && r->world.size > 1) {

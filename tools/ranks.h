@@ -5,6 +5,7 @@
 
 #include "launch.h"
 #include "par.h"
+#include "share.h"
 #include "tool.h"
 
 /* Sizes; below 1: not given. dp then takes the ranks that are left. */
@@ -19,6 +20,7 @@ struct ckpt_ranks {
     ckpt_eng_par par;
     ckpt_launch launched; /* host NULL: mpirun started them */
     int local;            /* rank among those of this host: which GPU */
+    ckpt_share share;     /* of commands that divide their work by bytes */
 };
 
 /* Start or join the others. *out stays NULL in one process; else it belongs to the tool, which ends it with the
@@ -30,6 +32,13 @@ ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks
  * too (NCCL; ranks that share a card: through the host). Nothing to do in one process. Errors: of
  * ckpt_eng_par_open and ckpt_cuda_comm_open. */
 ckpt_status ckpt_ranks_join(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *err) CKPT_MUST_USE;
+/* The same for a command that divides files and tensors instead of a model: afterwards
+ * ckpt_tool_stream says so to the executor. Nothing happens in one process. */
+ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err) CKPT_MUST_USE;
+/* Whether mpirun or its like started this process. */
+bool ckpt_ranks_started(void);
+/* Rank 0's text to all, in the tool's arena. Every rank calls it; NULL stays NULL. */
+ckpt_status ckpt_ranks_tell(ckpt_tool *tool, const char **text, ckpt_err *err) CKPT_MUST_USE;
 static inline bool ckpt_ranks_lead(const ckpt_ranks *r)
 {
     return r == NULL || r->world.rank == 0;

@@ -33,6 +33,7 @@ typedef struct ckpt_tool {
     ckpt_arena arena;               /* texts that live as long as the run */
     ckpt_ranks *ranks;              /* NULL: one process */
     struct ckpt_eng_device *device; /* NULL: the CPU */
+    const struct ckpt_share *share; /* of the ranks, where they divide the work; or NULL */
 } ckpt_tool;
 
 struct ckpt_command {

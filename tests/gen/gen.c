@@ -3,7 +3,11 @@
  *   gen kimi DIR --size 2G [--experts N] [--shard 512M] [--seed S]
  *   gen random DIR --seed S [--shard SIZE]        a small random hybrid model
  *   gen plain DIR --seed S                        any names, shapes and dtypes, no model
+ *   gen kimi48 DIR [--size SIZE] [--shard SIZE]   Kimi-Linear-48B, all data a hole
+ *   gen deepseek671 DIR [--fp8 1] [--shard SIZE]  DeepSeek-V3, all data a hole
+ *   gen hole FILE --size SIZE                     one tensor of SIZE bytes, a hole
  *   gen header FILE --tensors N                   one file with N one-byte tensors
+ *   gen shards DIR --tensors N                    N files of one tensor each, and their index
  *
  * Format: u64 header length, JSON header padded with blanks to a multiple of 8, data
  * (torch-formats.md section 5). Not sorted or durable: input for tests and benchmarks only. */
@@ -14,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static void die(const char *what, const char *name)
 {
@@ -72,7 +77,7 @@ static int entry(char *out, size_t cap, const synth_tensor *t, bool first, uint6
 
 static const char header_open[] = "{\"__metadata__\":{\"format\":\"pt\"},";
 
-static void write_file(const char *path, const synth_tensor *t, size_t n)
+static void write_file(const char *path, const synth_tensor *t, size_t n, bool hole)
 {
     FILE *f = open_out(path);
     char line[512];
@@ -92,7 +97,9 @@ static void write_file(const char *path, const synth_tensor *t, size_t n)
     fputc('}', f);
     put_header_end(f, len);
     static unsigned char block[1 << 20];
-    for (size_t i = 0; i < n; i++)
+    if (hole && (fflush(f) != 0 || ftruncate(fileno(f), (off_t)(8 + padded + offset)) != 0))
+        die("cannot extend", path);
+    for (size_t i = 0; i < n && !hole; i++)
         for (uint64_t at = 0; at < t[i].bytes; at += sizeof block) {
             size_t take = t[i].bytes - at < sizeof block ? (size_t)(t[i].bytes - at) : sizeof block;
             synth_fill(&t[i], at, block, take);
@@ -125,7 +132,7 @@ static void shard_name(char out[64], size_t i, size_t n)
         snprintf(out, 64, "model-%05zu-of-%05zu.safetensors", i + 1, n);
 }
 
-static void write_model(const synth_model *m, const char *dir, uint64_t max)
+static void write_model(const synth_model *m, const char *dir, uint64_t max, bool hole)
 {
     char path[4096], name[64];
     if (mkdir(dir, 0777) != 0)
@@ -138,7 +145,7 @@ static void write_model(const synth_model *m, const char *dir, uint64_t max)
         size_t from = i ? ends[i - 1] : 0;
         shard_name(name, i, shards);
         snprintf(path, sizeof path, "%s/%s", dir, name);
-        write_file(path, m->tensors + from, ends[i] - from);
+        write_file(path, m->tensors + from, ends[i] - from, hole);
     }
     if (shards > 1) {
         snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
@@ -200,18 +207,42 @@ static void write_many(const char *path, uint64_t n)
            (unsigned long long)len);
 }
 
+/* Shards as a download of very many small files has them. */
+static void write_shards(const char *dir, uint64_t n)
+{
+    synth_model m = {.kind = SYNTH_PLAIN};
+    for (uint64_t i = 0; i < n; i++)
+        synth_byte(&m, i);
+    write_model(&m, dir, 1, false);
+    synth_release(&m);
+}
+
+static void write_hole(const char *path, uint64_t bytes)
+{
+    synth_tensor t = {
+        .name = "w", .dtype = "BF16", .rank = 2, .dims = {2, (int64_t)(bytes / 4)}
+    };
+    t.bytes = bytes / 4 * 4;
+    write_file(path, &t, 1, true);
+    printf("%s: 1 tensor, %llu bytes\n", path, (unsigned long long)t.bytes);
+}
+
 static int usage(void)
 {
     fputs("usage: gen kimi DIR --size SIZE [--experts N] [--shard SIZE] [--seed S]\n"
           "       gen random|plain DIR --seed S [--shard SIZE]\n"
-          "       gen header FILE --tensors N\n",
+          "       gen kimi48 DIR [--size SIZE] [--shard SIZE]\n"
+          "       gen deepseek671 DIR [--fp8 1] [--shard SIZE]\n"
+          "       gen hole FILE --size SIZE\n"
+          "       gen header FILE --tensors N\n"
+          "       gen shards DIR --tensors N\n",
           stderr);
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    uint64_t size = 0, experts = 0, shard = UINT64_C(512) << 20, seed = 1, tensors = 0;
+    uint64_t size = 0, experts = 0, shard = UINT64_C(512) << 20, seed = 1, tensors = 0, fp8 = 0;
     if (argc < 3)
         return usage();
     const struct {
@@ -222,6 +253,7 @@ int main(int argc, char **argv)
         {"--experts", &experts},
         {"--shard",   &shard  },
         {"--tensors", &tensors},
+        {"--fp8",     &fp8    },
         {"--seed",    &seed   }
     };
     for (int i = 3; i < argc; i++) {
@@ -241,7 +273,23 @@ int main(int argc, char **argv)
         write_many(argv[2], tensors);
         return 0;
     }
-    if (strcmp(argv[1], "kimi") == 0 && size > 0) {
+    if (strcmp(argv[1], "shards") == 0 && tensors > 0) {
+        write_shards(argv[2], tensors);
+        return 0;
+    }
+    if (strcmp(argv[1], "hole") == 0 && size > 0) {
+        write_hole(argv[2], size);
+        return 0;
+    }
+    bool hole = false;
+    if (strcmp(argv[1], "kimi48") == 0) {
+        hole = true;
+        if (!synth_kimi48(&m, size))
+            die("--size is too small", argv[2]);
+    } else if (strcmp(argv[1], "deepseek671") == 0) {
+        hole = true;
+        synth_deepseek671(&m, fp8 != 0);
+    } else if (strcmp(argv[1], "kimi") == 0 && size > 0) {
         if (!synth_kimi(&m, size, (int64_t)experts, seed))
             die("--size is too small for one layer of each kind", argv[2]);
     } else if (strcmp(argv[1], "random") == 0) {
@@ -251,7 +299,7 @@ int main(int argc, char **argv)
     } else {
         return usage();
     }
-    write_model(&m, argv[2], shard);
+    write_model(&m, argv[2], shard, hole);
     synth_release(&m);
     return 0;
 }

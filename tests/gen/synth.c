@@ -644,7 +644,7 @@ void synth_random(synth_model *m, synth_kind kind, uint64_t seed)
 
 /* ---- a sized model ---------------------------------------------------------------------------- */
 
-static void kimi_once(synth_model *m, const synth_sizes *s, uint64_t seed)
+void synth_kimi_sized(synth_model *m, const synth_sizes *s, uint64_t seed)
 {
     char mixers[512] = "";
     memset(m, 0, sizeof *m);
@@ -690,7 +690,7 @@ bool synth_kimi(synth_model *m, uint64_t size, int64_t experts, uint64_t seed)
         next.experts = experts > 0 ? experts : 4 * (step + 1);
         next.topk = next.experts < 8 ? next.experts : 8;
         synth_model trial;
-        kimi_once(&trial, &next, seed);
+        synth_kimi_sized(&trial, &next, seed);
         bool ok = trial.bytes <= size;
         if (ok) {
             if (fits)

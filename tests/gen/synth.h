@@ -70,6 +70,12 @@ void synth_random(synth_model *m, synth_kind kind, uint64_t seed);
 /* Kimi-Linear proportions (hidden 2304, experts 1024 x 2304 bf16 = 4.5 MiB) of about `size` bytes;
  * experts 0 chooses a number for four layers. False if size is too small for one of each layer. */
 bool synth_kimi(synth_model *m, uint64_t size, int64_t experts, uint64_t seed);
+/* Kimi-Linear-48B with its 20,000 tensors; below its size of 94 GB the experts are narrower (size 0: as
+ * published). False if size is too small. DeepSeek-V3-671B with 46,000 tensors, FP8: 91,000. */
+bool synth_kimi48(synth_model *m, uint64_t size);
+void synth_deepseek671(synth_model *m, bool fp8);
+/* Append tensor number i of one byte. */
+void synth_byte(synth_model *m, uint64_t i);
 void synth_release(synth_model *m);
 
 /* Bytes [offset, offset + n) of a tensor. Floats are finite and below 2 in magnitude. */

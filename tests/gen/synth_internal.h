@@ -39,6 +39,8 @@ int64_t synth_gcd(int64_t a, int64_t b);
 synth_sizes synth_draw_sizes(synth_rng *rng);
 /* What a mesh must divide, from the pattern. */
 void synth_set_units(synth_model *m, const synth_sizes *s);
+/* Kimi-Linear of these sizes, every fourth layer MLA. */
+void synth_kimi_sized(synth_model *m, const synth_sizes *s, uint64_t seed);
 void synth_random_gpt(synth_model *m, synth_rng *rng);
 
 #endif

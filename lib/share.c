@@ -1,0 +1,86 @@
+#include "share.h"
+
+#include "checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int ckpt_share_of(const ckpt_share *s, uint64_t at, uint64_t bytes, uint64_t total)
+{
+    if (ckpt_share_alone(s) || total == 0)
+        return 0;
+    unsigned __int128 twice = 2 * (unsigned __int128)at + bytes;
+    unsigned __int128 r = twice * (unsigned)s->size / (2 * (unsigned __int128)total);
+    return r < (unsigned)s->size ? (int)r : s->size - 1;
+}
+
+ckpt_status ckpt_share_agree(const ckpt_share *s, ckpt_status mine, ckpt_err *err)
+{
+    if (ckpt_share_alone(s))
+        return mine;
+    ckpt_status status = CKPT_OK;
+    int32_t own = (int32_t)mine;
+    int64_t *counts = calloc((size_t)s->size, sizeof *counts);
+    int32_t *all = calloc((size_t)s->size, sizeof *all);
+    if (counts == NULL || all == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        goto done;
+    }
+    for (int r = 0; r < s->size; r++)
+        counts[r] = sizeof own;
+    ckpt_err of_gather = {0};
+    status = s->allgather(s->self, &own, counts, all, &of_gather);
+    if (mine != CKPT_OK) { /* err has its reason already */
+        status = mine;
+        goto done;
+    }
+    if (status != CKPT_OK) {
+        status = ckpt_fail(err, status, "%s", of_gather.text);
+        goto done;
+    }
+    for (int r = 0; r < s->size && status == CKPT_OK; r++)
+        if (all[r] != CKPT_OK)
+            status = ckpt_fail(err, CKPT_E_IO, "rank %d of %d failed", r, s->size);
+done:
+    free(counts);
+    free(all);
+    return status;
+}
+
+ckpt_status ckpt_share_table(const ckpt_share *s, void *table, size_t n, size_t elem,
+                             const int *owner, ckpt_err *err)
+{
+    if (ckpt_share_alone(s) || n == 0)
+        return CKPT_OK;
+    ckpt_status status = CKPT_OK;
+    uint8_t *rows = table, *mine = NULL, *all = NULL;
+    size_t n_mine = 0, bytes;
+    int64_t *counts = calloc((size_t)s->size, sizeof *counts);
+    size_t *next = calloc((size_t)s->size, sizeof *next);
+    if (!ckpt_mul_size(n, elem, &bytes) || bytes > INT64_MAX || counts == NULL || next == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+        goto done;
+    }
+    mine = malloc(bytes);
+    all = malloc(bytes);
+    if (mine == NULL || all == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for the results of %d ranks", s->size);
+        goto done;
+    }
+    for (size_t i = 0; i < n; i++) {
+        counts[owner[i]] += (int64_t)elem;
+        if (owner[i] == s->rank)
+            memcpy(mine + elem * n_mine++, rows + elem * i, elem);
+    }
+    CKPT_CHECK(s->allgather(s->self, mine, counts, all, err));
+    for (int r = 1; r < s->size; r++)
+        next[r] = next[r - 1] + (size_t)counts[r - 1];
+    for (size_t i = 0; i < n; i++, next[owner[i - 1]] += elem)
+        memcpy(rows + elem * i, all + next[owner[i]], elem);
+done:
+    free(counts);
+    free(next);
+    free(mine);
+    free(all);
+    return status;
+}

@@ -1,0 +1,63 @@
+# convert and verify divided between ranks: the bytes of one process, one report, and nothing that
+# looks complete when a rank fails or dies. Needs mpirun and libckpt_mpi.so.
+src=$FIXTURES/hf/kimi_linear_tiny
+if ! command -v mpirun >/dev/null || [ ! -e "$(dirname "$CKPT")/libckpt_mpi.so" ]; then
+    OMPI_COMM_WORLD_SIZE=2 rc 4 convert "$src" out --to torch_dist
+    one_line; err 'install libopenmpi-dev'
+    echo "SKIP convert_mpi: no mpirun"
+    exit 0
+fi
+# As in train_mpi.sh: suite share runs the same code on threads.
+export ASAN_OPTIONS=detect_leaks=0
+if sanitized tsan; then exit 0; fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+mpi() { # WANT RANKS ARGS...
+    local want=$1 ranks=$2 got
+    shift 2
+    mpirun --oversubscribe --bind-to none -np "$ranks" "$CKPT" "$@" >$OUT 2>$ERR
+    got=$?
+    [ $got -eq "$want" ] || fail "mpirun -np $ranks ckpt $*: exit $got, expected $want: $(head -c 800 $ERR $OUT)"
+}
+to=(--to torch_dist --layout megatron --tp 2 --ep 2)
+rc 0 convert "$src" one "${to[@]}"; root=$(root_of)
+mpi 0 4 convert "$src" four "${to[@]}"
+[ "$(root_of)" = "$root" ] || fail "another root: $(cat $OUT)"
+[ "$(grep -c '^151 tensors' $OUT)" -eq 1 ] || fail "not one rank's words: $(cat $OUT)"
+same_tree one four
+mpi 0 3 convert four hf --to safetensors --layout hf --max-shard-size 200KB --verify
+rc 0 convert one hf1 --to safetensors --layout hf --max-shard-size 200KB
+same_tree hf1 hf
+mpi 0 2 convert "$src" out.h5 # one file, made by rank 0
+rc 0 convert "$src" one.h5; same out.h5 one.h5
+# More ranks than files.
+mpi 0 3 convert "$src" single.safetensors; rc 0 convert "$src" single1.safetensors
+same single.safetensors single1.safetensors
+
+mpi 0 4 verify four --hash --files --json
+[ "$(grep -c '"command"' $OUT)" -eq 1 ] || fail "not one document"
+out "${root#root }"
+cp -r four bad; flip "$(ls bad/release/*.distcp | tail -n 1)" 2000
+mpi 1 4 verify bad --hash
+out 'digest'
+mpi 4 2 verify four --forward; err 'forward on several ranks'
+mpi 4 2 convert "$src" resumed "${to[@]}" --resume; err 'resume on several ranks'; absent resumed
+mpi 4 2 convert "$src" quant --to safetensors --layout hf --dtype mxfp8; err 'scales on several ranks'; absent quant
+mpi 2 2 convert "$src" four "${to[@]}"; err 'exists already'
+
+# One rank cannot write: the others stop, and nothing is left.
+before=$(ls -A)
+again=(convert "$src" broken "${to[@]}" --memory 1MiB)
+mpirun --oversubscribe --bind-to none -np 3 "$CKPT" "${again[@]}" : \
+    -np 1 bash -c 'ulimit -f 1; exec "$0" "$@"' "$CKPT" "${again[@]}" >$OUT 2>$ERR && fail "a rank that cannot write: exit 0"
+absent broken
+[ "$(ls -A)" = "$before" ] || fail "left behind: $(ls -A)"
+# One rank dies before it takes part, one in the midst of its work.
+mpirun --oversubscribe --bind-to none -np 2 "$CKPT" "${again[@]}" : \
+    -np 1 bash -c 'kill -9 $$' >$OUT 2>$ERR && fail "a rank that died: exit 0"
+absent broken
+"$GEN" kimi big --size 128M >/dev/null
+mpirun --oversubscribe --bind-to none -np 2 "$CKPT" convert big broken "${to[@]}" : \
+    -np 1 bash -c 'trap "" USR1; "$0" "$@" & pid=$!
+        for ((i = 0; i < 2000; i++)); do compgen -G ".broken.ckpt-tmp.*" >/dev/null && break; sleep 0.005; done
+        kill -9 $pid; wait $pid' "$CKPT" convert big broken "${to[@]}" >$OUT 2>$ERR && fail "a rank killed: exit 0"
+absent broken
