@@ -10,6 +10,7 @@ fi
 # As in train_mpi.sh: suite share runs the same code on threads.
 export ASAN_OPTIONS=detect_leaks=0
 if sanitized tsan; then exit 0; fi
+export SOURCE_DATE_EPOCH=1700000000 # the same manifests
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
 mpi() { # WANT RANKS ARGS...
     local want=$1 ranks=$2 got
@@ -38,11 +39,11 @@ mpi 0 4 verify four --hash --files --json
 out "${root#root }"
 cp -r four bad; flip "$(ls bad/release/*.distcp | tail -n 1)" 2000
 mpi 1 4 verify bad --hash
-out 'digest'
+out 'differ from the manifest'
 mpi 4 2 verify four --forward; err 'forward on several ranks'
 mpi 4 2 convert "$src" resumed "${to[@]}" --resume; err 'resume on several ranks'; absent resumed
 mpi 4 2 convert "$src" quant --to safetensors --layout hf --dtype mxfp8; err 'scales on several ranks'; absent quant
-mpi 2 2 convert "$src" four "${to[@]}"; err 'exists already'
+mpi 2 2 convert "$src" four "${to[@]}"; err 'exists; --force'
 
 # One rank cannot write: the others stop, and nothing is left.
 before=$(ls -A)
@@ -55,7 +56,7 @@ absent broken
 mpirun --oversubscribe --bind-to none -np 2 "$CKPT" "${again[@]}" : \
     -np 1 bash -c 'kill -9 $$' >$OUT 2>$ERR && fail "a rank that died: exit 0"
 absent broken
-"$GEN" kimi big --size 128M >/dev/null
+"$GEN" kimi big --size 300M >/dev/null
 mpirun --oversubscribe --bind-to none -np 2 "$CKPT" convert big broken "${to[@]}" : \
     -np 1 bash -c 'trap "" USR1; "$0" "$@" & pid=$!
         for ((i = 0; i < 2000; i++)); do compgen -G ".broken.ckpt-tmp.*" >/dev/null && break; sleep 0.005; done
