@@ -16,6 +16,7 @@ const ckpt_command ckpt_cmd_bench = {.name = "bench", .what = "measure this mach
     X(ckpt_cmd_train)      \
     X(ckpt_cmd_study)      \
     X(ckpt_cmd_gate)       \
+    X(ckpt_cmd_gather)     \
     X(ckpt_cmd_sign)       \
     X(ckpt_cmd_completion) \
     X(ckpt_cmd_bench)      \
