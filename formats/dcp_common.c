@@ -572,7 +572,8 @@ ckpt_status ckpt_dcp_common_changed(ckpt_source *src, const ckpt_dcp_changes *c,
                                     ckpt_buf *object_payload, ckpt_err *err)
 {
     for (size_t i = 0; i < src->n_files; i++) {
-        if (strcmp(src->files[i].name, CKPT_DCP_COMMON_FILE) != 0 || src->files[i].fd < 0)
+        const ckpt_file *f = &src->files[i];
+        if (strcmp(f->name, CKPT_DCP_COMMON_FILE) != 0 || (f->fd < 0 && !f->on_demand))
             continue;
         ckpt_status status =
             repack(src, (uint32_t)i, 0, src->files[i].size, FORM_LIST, c, object_payload, err);

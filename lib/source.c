@@ -143,6 +143,7 @@ ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char 
     if (open_it && src->n_files >= descriptors()) {
         close(file.fd);
         file.fd = -1;
+        file.on_demand = true;
     }
     file.sparse = ckpt_is_sparse(&st);
     file.dev = st.st_dev;
@@ -232,6 +233,8 @@ ckpt_status ckpt_file_read(const ckpt_file *f, void *buf, size_t n, uint64_t off
     ckpt_status status = CKPT_OK;
     int fd = f->fd, own = -1;
     uint64_t size;
+    if (fd < 0 && !f->on_demand) /* a name in a list, or a file that read_at makes */
+        return ckpt_fail(err, CKPT_E_INTERNAL, "not a file to read");
     if (fd < 0) {
         struct stat st;
         CKPT_CHECK(ckpt_open_read(f->path, &own, &size, err));

@@ -18,11 +18,10 @@ typedef struct ckpt_file {
     const char *name; /* relative to the checkpoint root, for messages and the manifest */
     const char *path; /* to open */
     uint64_t size;
-    /* Open for reading, or -1: a file that is only listed or, with is_data, one of so many that it is
-     * opened whenever it is read. Read through ckpt_file_read. */
-    int fd;
-    bool is_data; /* holds tensor or object payload */
-    bool sparse;  /* mostly holes (hole.h) */
+    int fd;         /* open for reading, or -1. Read through ckpt_file_read */
+    bool on_demand; /* one of so many that it is opened whenever it is read; fd is -1 */
+    bool is_data;   /* holds tensor or object payload */
+    bool sparse;    /* mostly holes (hole.h) */
     /* What it was when it was added, for ckpt_source_unchanged; ino 0: unknown. */
     uint64_t dev, ino;
     int64_t mtime_s, mtime_ns;

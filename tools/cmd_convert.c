@@ -1,26 +1,12 @@
 /* ckpt convert: another container, layout, mesh or dtype of the same checkpoint. Order of events:
  * options, paths, headers, plan (or refusal), temporary output, check, manifest, rename. */
-#include "convert.h"
+#include "conversion.h"
 #include "quant_policy.h"
 #include "ranks.h"
-#include "sidecar.h"
-#include "usermap.h"
-#include "wquant.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
-
-typedef struct convert_opts {
-    int to, layout, dtype, norms, optimizer; /* choices; see rows */
-    int64_t tp, pp, ep, etp, cp, iteration, f_rank, g_rank;
-    uint64_t max_shard;
-    ckpt_strings include, exclude, rename;
-    const char *map, *compress;
-    bool dtype_force, dry_run, force, resume, verify, approximate, allow_unknown,
-        allow_unknown_objects;
-} convert_opts;
 
 enum { TO_DEFAULT, TO_SAFETENSORS, TO_TORCH_DIST, TO_TORCH, TO_HDF5, TO_MP_RANK, TO_RANKS };
 static const char *const to_names[] = {NULL,   "safetensors", "torch_dist",      "torch",
@@ -81,35 +67,6 @@ static const ckpt_opt rows[] = {
     {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                                   NULL,                                         0, 0    },
 };
 #undef AT
-
-typedef struct conversion {
-    ckpt_tool *tool;
-    const convert_opts *o;
-    const char *src_path, *dst_path;
-    ckpt_source src;
-    ckpt_model model;
-    ckpt_manifest old; /* the source's */
-    bool has_old;
-    ckpt_usermap map;
-    const ckpt_container *container; /* of the target */
-    const ckpt_layout *layout;       /* of the target; NULL: none known */
-    ckpt_convert_opts plan_opts;
-    ckpt_plan plan;
-    ckpt_plan base; /* the plan behind that, where weights are quantised */
-    ckpt_wquant quant;
-    ckpt_buf common;      /* rewritten Megatron common state */
-    ckpt_objects objects; /* without a place in the target */
-    ckpt_sidecars sidecars;
-    ckpt_commit commit;
-    ckpt_journal journal;
-    ckpt_manifest manifest; /* of the target */
-    ckpt_convert_result result;
-    ckpt_buf text;        /* the manifest */
-    ckpt_strings removed; /* stored names of optimizer tensors taken out before binding */
-    bool renamed;         /* the output reads back under other canonical names */
-    ckpt_report report;
-    double seconds;
-} conversion;
 
 static const char *plural(size_t n)
 {
@@ -408,16 +365,6 @@ static ckpt_status check_source_root(const conversion *c, ckpt_err *err)
                      c->src_path);
 }
 
-/* Tensors of the source that the result does not hold. */
-static size_t left_out(const conversion *c)
-{
-    size_t used = 0;
-    for (size_t i = 0; i < c->plan.n_results; i++)
-        used += (size_t)c->plan.results[i].replaces;
-    size_t of_model = c->model.n_tensors > used ? c->model.n_tensors - used : 0;
-    return of_model + c->removed.n + c->report.undecoded;
-}
-
 /* The executor knows the source's root when it read all of it; else the source's own manifest may,
  * if it lists every tensor. */
 static void settle_source_root(conversion *c)
@@ -599,122 +546,6 @@ done:
     return status;
 }
 
-/* ---- reporting ------------------------------------------------------------------------------- */
-
-static const char *why_root_differs(conversion *c)
-{
-    ckpt_buf b = {0};
-    size_t cast = 0, missing = left_out(c);
-    for (size_t i = 0; i < c->plan.n_results; i++)
-        cast += c->plan.results[i].gather.from != c->plan.results[i].gather.to;
-    if (c->renamed)
-        ckpt_buf_puts(&b, "tensors renamed");
-    if (missing > 0)
-        ckpt_buf_printf(&b, "%s%zu tensor%s left out", b.len > 0 ? ", " : "", missing,
-                        plural(missing));
-    if (cast > 0)
-        ckpt_buf_printf(&b, "%s%zu tensor%s cast", b.len > 0 ? ", " : "", cast, plural(cast));
-    if (c->plan.n_lossy > 0)
-        ckpt_buf_printf(&b, "%s%zu lossy step%s", b.len > 0 ? ", " : "", c->plan.n_lossy,
-                        plural(c->plan.n_lossy));
-    if (b.len == 0)
-        ckpt_buf_puts(&b, "the source's is another");
-    const char *text = b.failed ? NULL : ckpt_arena_strdup(&c->tool->arena, (const char *)b.data);
-    ckpt_buf_release(&b);
-    return text != NULL ? text : "?";
-}
-
-/* What became of the source's tensors. */
-typedef struct counts {
-    size_t mapped, carried, reset, dropped;
-} counts;
-
-static counts count(const conversion *c)
-{
-    counts n = {.reset = c->plan.n_reset};
-    for (size_t i = 0; i < c->plan.n_results; i++) {
-        const ckpt_result_tensor *r = &c->plan.results[i];
-        *(r->carried ? &n.carried : &n.mapped) += (size_t)r->replaces;
-    }
-    size_t out = left_out(c);
-    n.dropped = (out > n.reset ? out - n.reset : 0) + c->model.n_ignored;
-    return n;
-}
-
-static void print_summary(conversion *c)
-{
-    char root[2 * CKPT_SHA256_LEN + 1];
-    ckpt_arena *arena = &c->tool->arena;
-    bool equal = c->result.has_source_root && left_out(c) == 0 &&
-                 memcmp(c->result.root, c->result.source_root, CKPT_SHA256_LEN) == 0;
-    ckpt_hex(c->result.root, root);
-    printf("%s, %zu file%s, %s in %.2f s, root %s, %s%s%s%s\n",
-           ckpt_convert_counts(arena, &c->plan), c->plan.sink.n_files, plural(c->plan.sink.n_files),
-           ckpt_human(arena, c->result.bytes), c->seconds, root,
-           ckpt_paint_on(c->tool->color, equal ? CKPT_GREEN : CKPT_YELLOW),
-           equal ? "root equals source" : "root differs: ", equal ? "" : why_root_differs(c),
-           ckpt_paint_off(c->tool->color));
-    counts n = count(c);
-    printf("%zu mapped, %zu carried, %zu reset, %zu dropped; %zu of optimizer state\n", n.mapped,
-           n.carried, n.reset, n.dropped, c->plan.n_states);
-    if (c->quant.kind != CKPT_WQUANT_NONE)
-        ckpt_convert_quantised(c->tool, &c->quant);
-}
-
-static void write_json(conversion *c)
-{
-    ckpt_jw *w = &c->tool->json;
-    struct rusage usage;
-    ckpt_jw_string(w, "destination", c->dst_path);
-    ckpt_jw_string(w, "container", c->container->name);
-    ckpt_jw_string(w, "layout", c->layout != NULL ? c->layout->name : NULL);
-    ckpt_tool_json_mesh(w, &c->plan_opts.mesh);
-    ckpt_jw_u64(w, "tensors", c->plan.n_results);
-    ckpt_jw_u64(w, "stored_tensors", c->plan.out.n_tensors);
-    counts n = count(c);
-    ckpt_jw_open(w, "counts", '{');
-    ckpt_jw_u64(w, "mapped", n.mapped);
-    ckpt_jw_u64(w, "carried", n.carried);
-    ckpt_jw_u64(w, "reset", n.reset);
-    ckpt_jw_u64(w, "dropped", n.dropped);
-    ckpt_jw_u64(w, "optimizer", c->plan.n_states);
-    ckpt_jw_close(w, '}');
-    ckpt_jw_lines(w, "lossy", c->report.lossy.items, c->report.lossy.n);
-    ckpt_jw_lines(w, "warnings", c->report.warnings.items, c->report.warnings.n);
-    ckpt_jw_lines(w, "kept", c->report.kept.items, c->report.kept.n);
-    ckpt_jw_lines(w, "dropped", c->report.dropped.items, c->report.dropped.n);
-    ckpt_jw_lines(w, "not_cast", c->plan.not_cast, c->plan.n_not_cast);
-    ckpt_jw_lines(w, "notes", c->model.notes, c->model.n_notes);
-    ckpt_jw_bool(w, "dry_run", c->o->dry_run);
-    if (c->o->dry_run) {
-        ckpt_jw_u64(w, "bytes", c->plan.total_bytes);
-        ckpt_convert_show_json(c->tool, &c->plan);
-        return;
-    }
-    if (c->result.has_source_root)
-        ckpt_jw_hex(w, "source_root", c->result.source_root);
-    else
-        ckpt_jw_string(w, "source_root", NULL);
-    ckpt_jw_hex(w, "root", c->result.root);
-    if (c->quant.kind != CKPT_WQUANT_NONE)
-        ckpt_convert_quantised_json(w, &c->quant);
-    ckpt_jw_u64(w, "bytes", c->result.bytes);
-    ckpt_jw_real(w, "seconds", c->seconds);
-    getrusage(RUSAGE_SELF, &usage);
-    ckpt_jw_u64(w, "peak_memory", (uint64_t)usage.ru_maxrss * 1024);
-    ckpt_jw_u64(w, "buffer_memory", c->result.buffer_bytes);
-    ckpt_jw_open(w, "files", '[');
-    for (size_t i = 0; i < c->manifest.n_files; i++) {
-        const ckpt_manifest_file *f = &c->manifest.files[i];
-        ckpt_jw_open(w, NULL, '{');
-        ckpt_jw_string(w, "name", f->name);
-        ckpt_jw_u64(w, "size", f->size);
-        ckpt_jw_hex(w, "sha256", f->sha256);
-        ckpt_jw_close(w, '}');
-    }
-    ckpt_jw_close(w, ']');
-}
-
 /* ---- the command ----------------------------------------------------------------------------- */
 
 static ckpt_status convert(conversion *c, ckpt_err *err)
@@ -739,10 +570,10 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
         CKPT_CHECK(ckpt_convert_check_replicas(&c->src, c->o->force, err));
         CKPT_CHECK(write_output(c, err));
         if (ckpt_tool_text(c->tool))
-            print_summary(c);
+            ckpt_convert_summary(c);
     }
     if (c->tool->g.json)
-        write_json(c);
+        ckpt_convert_json(c);
 done:
     return status;
 }

@@ -16,9 +16,9 @@ out '"tensors":20503'
 absent out
 
 # A hole stays one, and what lies in it is found.
-"$GEN" hole sparse.safetensors --size 200M >/dev/null
-printf hello | dd of=sparse.safetensors bs=1 seek=100000001 conv=notrunc status=none
-head -c 5000 /dev/urandom | dd of=sparse.safetensors bs=1 seek=199990001 conv=notrunc status=none
+"$GEN" hole sparse.safetensors --size 60M >/dev/null
+printf hello | dd of=sparse.safetensors bs=1 seek=30000001 conv=notrunc status=none
+head -c 5000 /dev/urandom | dd of=sparse.safetensors bs=1 seek=59990001 conv=notrunc status=none
 rc 0 convert sparse.safetensors dense.pt
 [ "$(du -k dense.pt | cut -f1)" -lt 1000 ] || fail "a hole was filled: $(du -k dense.pt)"
 rc 0 diff sparse.safetensors dense.pt
@@ -31,18 +31,16 @@ rc 0 convert full.safetensors full.pt; same dense.pt full.pt
 "$GEN" hole big.safetensors --size 4200M >/dev/null
 printf last | dd of=big.safetensors bs=1 seek=$(($(stat -c %s big.safetensors) - 4)) conv=notrunc status=none
 rc 0 convert big.safetensors big.pt
-rc 0 convert big.pt big2.safetensors
-[ "$(tail -c 4 big2.safetensors)" = last ] || fail "the end of a large tensor was lost"
-[ "$(stat -c %s big2.safetensors)" -eq "$(stat -c %s big.safetensors)" ] || fail "another size"
+rc 0 diff big.safetensors big.pt # reads all of both: the last bytes as well
 
 # More files than descriptors, in and out.
-"$GEN" shards shards --tensors 700 >/dev/null
-(ulimit -n 128; exec "$CKPT" convert shards joined --to torch_dist) >$OUT 2>$ERR || fail "many inputs: $(cat $ERR)"
-(ulimit -n 128; exec "$CKPT" convert joined again --to safetensors --max-shard-size 1) >$OUT 2>$ERR || fail "many outputs: $(cat $ERR)"
-[ "$(ls again/*.safetensors | wc -l)" -eq 700 ] || fail "not 700 files"
+"$GEN" shards shards --tensors 300 >/dev/null
+(ulimit -n 100; exec "$CKPT" convert shards joined --to torch_dist) >$OUT 2>$ERR || fail "many inputs: $(cat $ERR)"
+(ulimit -n 100; exec "$CKPT" convert joined again --to safetensors --max-shard-size 1) >$OUT 2>$ERR || fail "many outputs: $(cat $ERR)"
+[ "$(ls again/*.safetensors | wc -l)" -eq 300 ] || fail "not 300 files"
 rc 0 diff shards again
 rc 0 verify again --hash
-rm -r again/model-00350-of-00700.safetensors
-got=0; (ulimit -n 128; exec "$CKPT" inspect again) >$OUT 2>$ERR || got=$?
+rm -r again/model-00150-of-00300.safetensors
+got=0; (ulimit -n 100; exec "$CKPT" inspect again) >$OUT 2>$ERR || got=$?
 [ "$got" -eq 3 ] || fail "a missing shard: exit $got"
-err 'model-00350-of-00700'
+err 'model-00150-of-00300'
