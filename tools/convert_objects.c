@@ -121,9 +121,9 @@ static bool describe(ckpt_json *j, const ckpt_plan *plan)
         {"ep", mesh->ep},
         {"cp", mesh->cp}
     };
-    ckpt_json *m = ckpt_json_new_object();
-    bool ok = ckpt_json_set(j, "kind", ckpt_json_new_string(kinds[src->config_kind])) &&
-              m != NULL && ckpt_json_set(j, "mesh", m);
+    bool ok = ckpt_json_set(j, "kind", ckpt_json_new_string(kinds[src->config_kind]));
+    ckpt_json *m = ok ? ckpt_json_new_object() : NULL;
+    ok = ckpt_json_set(j, "mesh", m);
     for (size_t i = 0; ok && i < sizeof sizes / sizeof sizes[0]; i++)
         ok = ckpt_json_set(m, sizes[i].key,
                            ckpt_json_new_int(sizes[i].size > 1 ? sizes[i].size : 1));
@@ -147,9 +147,13 @@ ckpt_status ckpt_objects_keep(ckpt_objects *o, const ckpt_plan *plan, const ckpt
         return ckpt_tool_no_memory(err);
     }
     ckpt_status status = collect(plan, megatron && !held, items, err);
-    if (status == CKPT_OK && ckpt_json_child(items) != NULL && ckpt_json_set(j, "items", items)) {
-        o->kept = j;
-        return CKPT_OK;
+    if (status == CKPT_OK && ckpt_json_child(items) != NULL) {
+        if (ckpt_json_set(j, "items", items)) {
+            o->kept = j;
+            return CKPT_OK;
+        }
+        items = NULL; /* freed, as it could not be set */
+        status = ckpt_tool_no_memory(err);
     }
     ckpt_json_free(items);
     ckpt_json_free(j);

@@ -190,7 +190,8 @@ static ckpt_status read_mesh(const ckpt_json *j, ckpt_mesh *mesh, ckpt_err *err)
 {
     const char *known[CKPT_MESH_STORED + 1] = {NULL};
     ckpt_status status;
-    memcpy(known, ckpt_mesh_axes, CKPT_MESH_STORED * sizeof *known);
+    for (int i = 0; i < CKPT_MESH_STORED; i++)
+        known[i] = ckpt_mesh_axes[i];
     CKPT_CHECK(only_known(j, known, err));
     for (int i = 0; i < CKPT_MESH_STORED; i++) {
         int64_t v = 0;
