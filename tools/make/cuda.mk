@@ -20,8 +20,9 @@ CXX         ?= g++
     %/quant_codec.cu.o: NVCC_FLAGS += -fmad=false
 
 .PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu quant_gpu
-# make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc, without linking
+# make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc; no link with NVIDIA's libraries
 cuda-compile: $(patsubst %.cu,$(BUILD)/%.sm90.o,$(CU_SRC))
+	$(Q)ld -r -o $(BUILD)/sm90.o $^ # a name that two objects define fails here
 	@echo "cuda-compile: $(words $(CU_SRC)) files"
 
 $(BUILD)/%.sm90.o: %.cu $(CU_DEP)
