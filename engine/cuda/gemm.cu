@@ -39,7 +39,6 @@ DEV const void *plus(const void *p, ckpt_cuda_type t, int64_t elements)
     return (const char *)p + elements * (t == CKPT_CUDA_BF16 ? 2 : 4);
 }
 /* This block's product and tile; false when it has none. The same in all its threads. */
-template <int T>
 DEV bool find(const group_args &g, int tile, int columns, int64_t *s, ckpt_cuda_product *p,
               int64_t *m0, int64_t *n0)
 {
@@ -59,7 +58,7 @@ DEV bool find(const group_args &g, int tile, int columns, int64_t *s, ckpt_cuda_
         return p->c && p->k > 0;
     }
     int64_t row;
-    const int64_t i = find_piece<T, expert_rows>(g, g.E, *m0 / tile, tile, s, &row);
+    const int64_t i = find_piece<THREADS, expert_rows>(g, g.E, *m0 / tile, tile, s, &row);
     if (i < 0)
         return false;
     p->m = g.first[i + 1] - row;
@@ -75,7 +74,7 @@ template <int N> KERNEL(N, 2) plain_products(group_args g)
     SHARED_MEMORY(memory);
     ckpt_cuda_product p;
     int64_t m0, n0;
-    if (find<THREADS>(g, PT, PT, (int64_t *)memory, &p, &m0, &n0))
+    if (find(g, PT, PT, (int64_t *)memory, &p, &m0, &n0))
         plain_tile(p, m0, n0, (float *)memory);
 }
 template <bool TA, bool TB, class EC> KERNEL(THREADS, 2) mma_products(group_args g)
@@ -83,16 +82,16 @@ template <bool TA, bool TB, class EC> KERNEL(THREADS, 2) mma_products(group_args
     SHARED_MEMORY(memory);
     ckpt_cuda_product p;
     int64_t m0, n0;
-    if (find<THREADS>(g, MM, MM, (int64_t *)memory, &p, &m0, &n0))
+    if (find(g, MM, MM, (int64_t *)memory, &p, &m0, &n0))
         mma_tile<TA, TB, EC>(p, m0, n0, (bf16 *)memory);
 }
-template <bool TA, bool TB, class EC, int N> KERNEL(WG_THREADS, 1) wg_products(group_args g)
+template <bool TA, bool TB, class EC, int N> KERNEL(THREADS, 1) wg_products(group_args g)
 {
 #ifdef CKPT_CUDA_HAS_WGMMA
     SHARED_MEMORY(memory);
     ckpt_cuda_product p;
     int64_t m0, n0;
-    if (find<WG_THREADS>(g, wg_product<N>::rows, N, (int64_t *)memory, &p, &m0, &n0))
+    if (find(g, wg_product<N>::rows, N, (int64_t *)memory, &p, &m0, &n0))
         wg_tile<TA, TB, EC, N>(p, m0, n0, (bf16 *)align_panels(memory));
 #endif
 }
@@ -138,13 +137,13 @@ bool has_mma(const ckpt_cuda_product *p)
 }
 
 template <class K>
-ckpt_status start_tiles(K *kernel, int threads, int bytes, const ckpt_cuda *c, int64_t blocks,
+ckpt_status start_tiles(K *kernel, int bytes, const ckpt_cuda *c, int64_t blocks,
                         const group_args &g, ckpt_err *err)
 {
     const ckpt_status status = shared_fits("a product", kernel, bytes, err);
     if (status != CKPT_OK)
         return status;
-    LAUNCH(kernel, blocks, threads, bytes, stream_of(c->stream), g);
+    LAUNCH(kernel, blocks, THREADS, bytes, stream_of(c->stream), g);
     return launched("a product", err);
 }
 /* columns: of a tile by warpgroups, 0: by warps. */
@@ -153,12 +152,10 @@ ckpt_status start_form(int columns, const ckpt_cuda *c, int64_t blocks, const gr
                        ckpt_err *err)
 {
     if (columns == 256)
-        return start_tiles(wg_products<TA, TB, EC, 256>, WG_THREADS, wg_product<256>::bytes, c,
-                           blocks, g, err);
+        return start_tiles(wg_products<TA, TB, EC, 256>, wg_product<256>::bytes, c, blocks, g, err);
     if (columns == 128)
-        return start_tiles(wg_products<TA, TB, EC, 128>, WG_THREADS, wg_product<128>::bytes, c,
-                           blocks, g, err);
-    return start_tiles(mma_products<TA, TB, EC>, THREADS, MMA_BYTES, c, blocks, g, err);
+        return start_tiles(wg_products<TA, TB, EC, 128>, wg_product<128>::bytes, c, blocks, g, err);
+    return start_tiles(mma_products<TA, TB, EC>, MMA_BYTES, c, blocks, g, err);
 }
 /* Row tiles that n rows of all experts need at most, or of one product. */
 int64_t row_tiles(const group_args &g, int tile, int64_t n)
@@ -188,7 +185,7 @@ ckpt_status start_own(const ckpt_cuda *c, group_args g, int64_t n, ckpt_err *err
         return start_form<false, true, bf16>(columns, c, blocks, g, err);
     if (mma)
         return start_form<false, false, bf16>(columns, c, blocks, g, err);
-    return start_tiles(plain_products<THREADS>, THREADS, PLAIN_BYTES, c, blocks, g, err);
+    return start_tiles(plain_products<THREADS>, PLAIN_BYTES, c, blocks, g, err);
 }
 
 #ifdef CKPT_CUDA_EMULATE
@@ -339,8 +336,7 @@ ckpt_status ckpt_cuda_matmul(const ckpt_cuda *c, const ckpt_cuda_product *p, ckp
         return status;
 #ifdef CKPT_CUDA_EMULATE
     if (plain(c)) {
-        const ckpt_cuda_product own = *p;
-        emu::perform([=] { plain_loops(&own); });
+        plain_loops(p);
         return CKPT_OK;
     }
 #endif
@@ -420,7 +416,7 @@ static ckpt_status experts(const ckpt_cuda *c, int64_t E, int64_t n, const int64
         return status;
 #ifdef CKPT_CUDA_EMULATE
     if (plain(c)) {
-        emu::perform([=] { plain_group(g); });
+        plain_group(g);
         return CKPT_OK;
     }
 #endif
