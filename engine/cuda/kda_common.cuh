@@ -110,6 +110,13 @@ DEV void flush(E *to, int gs, const E *from, int ls, int rows, int w)
 template <int N, class F>
 DEV void column(float (&x)[N], const F *from, int stride, int r0, int last)
 {
+    if (r0 + N - 1 <= last) {
+        from += (int64_t)r0 * stride;
+#pragma unroll
+        for (int r = 0; r < N; r++)
+            x[r] = to_f(from[(int64_t)r * stride]);
+        return;
+    }
 #pragma unroll
     for (int r = 0; r < N; r++)
         x[r] = to_f(from[(int64_t)(r0 + r < last ? r0 + r : last) * stride]);

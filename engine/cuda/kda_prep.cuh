@@ -100,7 +100,6 @@ DEV void scores(const prep_memory<bf16, D> &m, const share &s, int ref, float (&
     constexpr int LD = prep_memory<bf16, D>::LD, LG = prep_memory<bf16, D>::LG;
     const int g = lane() >> 2, t = 2 * (lane() & 3);
     const int r0 = 16 * s.group + g;
-    const float b0 = m.beta[r0], b1 = m.beta[r0 + 8];
 #pragma unroll 2
     for (int k = 0; k < D; k += 16) {
         uint32_t fq[4], fk[4];
@@ -114,10 +113,9 @@ DEV void scores(const prep_memory<bf16, D> &m, const share &s, int ref, float (&
                 const int r = r0 + 8 * low_row;
                 const pair G = load2(m.G + r * LG + d), q = load2(m.q + r * LD + d),
                            x = load2(m.kb + r * LD + d);
-                const float e0 = ex2(G.x - ref_at[half].x), e1 = ex2(G.y - ref_at[half].y),
-                            beta = low_row ? b1 : b0;
+                const float e0 = ex2(G.x - ref_at[half].x), e1 = ex2(G.y - ref_at[half].y);
                 fq[2 * half + low_row] = pack_bf16(q.x * e0, q.y * e1);
-                fk[2 * half + low_row] = pack_bf16(beta * x.x * e0, beta * x.y * e1);
+                fk[2 * half + low_row] = pack_bf16(x.x * e0, x.y * e1);
             }
         }
 #pragma unroll
@@ -136,6 +134,12 @@ DEV void scores(const prep_memory<bf16, D> &m, const share &s, int ref, float (&
             mma_bf16(low[0][j], fk, b[0], b[1]);
         }
     }
+    const float beta[2] = {m.beta[r0], m.beta[r0 + 8]};
+#pragma unroll
+    for (int j = 0; j < 3; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            low[0][j][e] *= beta[e / 2];
 }
 
 /* One element of both, exact. */
@@ -182,10 +186,13 @@ DEV void make_scores(const prep_memory<E, D> &m, const share &s, float scale, E 
             store2(out + r * LC + c, c <= r ? scale * a[0] : 0.f, c + 1 <= r ? scale * a[1] : 0.f);
         }
     }
-    for (int i = (int)threadIdx.x; i < C * LC / 2; i += PREP_THREADS) {
-        const int r = i / (LC / 2), c = i % (LC / 2) * 2;
-        if (c / 16 > r / 16)
-            store2(out + r * LC + c, 0.f, 0.f);
+    const vec<E> zeros = {};
+    constexpr int n = vec<E>::n, per = LC / n;
+    for (int i = (int)threadIdx.x; i < C * per; i += PREP_THREADS) {
+        const int r = i / per, c = i % per * n;
+        if (c / 16 >
+            r / 16) /* with the padding, so that a copy reads nothing that was not written */
+            store16(out + r * LC + c, zeros);
     }
 }
 
@@ -251,11 +258,12 @@ template <class E, int D> DEV void invert(const prep_memory<E, D> &m)
         }
         sync_block();
     }
-    for (int i = (int)threadIdx.x; i < C * C / 2; i += PREP_THREADS) {
-        const int r = i / (C / 2), c = i % (C / 2) * 2;
-        const bool inside = c / 16 <= r / 16;
-        store2(m.T + r * LC + c, inside ? m.L[r * LF + c] : 0.f,
-               inside ? m.L[r * LF + c + 1] : 0.f);
+    for (int i = (int)threadIdx.x; i < C * C / 4; i += PREP_THREADS) {
+        const int r = i / (C / 4), c = i % (C / 4) * 4;
+        vec<float> x = {};
+        if (c / 16 <= r / 16)
+            x = load16(m.L + r * LF + c);
+        store4(m.T + r * LC + c, x);
     }
 }
 
@@ -267,28 +275,28 @@ DEV void scale_rows(const args &p, const prep_memory<E, D> &m, E *Qg, E *Kr)
     for (int i = (int)threadIdx.x; i < C * D / n; i += PREP_THREADS) {
         const int r = i / (D / n), d = i % (D / n) * n;
         const float beta = m.beta[r];
-        vec<E> q = load16(m.q + r * LD + d), k = load16(m.k + r * LD + d),
-               kb = load16(m.kb + r * LD + d), kr;
+        pairs<E> q(m.q + r * LD + d), k(m.k + r * LD + d), kb(m.kb + r * LD + d), kr;
 #pragma unroll
         for (int half = 0; half < n; half += 4) {
             const vec<float> G = load16(m.G + r * LG + d + half),
                              last = load16(m.G + (C - 1) * LG + d + half);
 #pragma unroll
-            for (int l = 0; l < 4; l++) {
-                const int j = half + l;
-                const float e = ex2(G.e[l]), x = to_f(k.e[j]);
-                q.e[j] = cast<E>(p.scale * e * to_f(q.e[j]));
-                kr.e[j] = cast<E>(x * ex2(last.e[l] - G.e[l]));
-                k.e[j] = cast<E>(beta * e * to_f(kb.e[j]));
+            for (int l = 0; l < 4; l += 2) {
+                const int j = (half + l) / 2;
+                const float e0 = ex2(G.e[l]), e1 = ex2(G.e[l + 1]);
+                const pair x = k.get(j), y = q.get(j), z = kb.get(j);
+                q.put(j, p.scale * e0 * y.x, p.scale * e1 * y.y);
+                kr.put(j, x.x * ex2(last.e[l] - G.e[l]), x.y * ex2(last.e[l + 1] - G.e[l + 1]));
+                k.put(j, beta * e0 * z.x, beta * e1 * z.y);
             }
         }
-        store16(Qg + r * LD + d, q);
-        store16(Kr + r * LD + d, kr);
-        if (d == 0) { /* the padding, so that a copy reads nothing that was not written */
-            store16(Qg + r * LD + D, q);
-            store16(Kr + r * LD + D, kr);
+        q.store(Qg + r * LD + d);
+        kr.store(Kr + r * LD + d);
+        if (d == 0) { /* the padding, as above */
+            q.store(Qg + r * LD + D);
+            kr.store(Kr + r * LD + D);
         }
-        store16(m.k + r * LD + d, k);
+        k.store(m.k + r * LD + d);
     }
 }
 /* v becomes beta v, each thread what it fetched. */
@@ -296,12 +304,12 @@ template <class E, int D> DEV void scale_values(const prep_memory<E, D> &m)
 {
     constexpr int LD = prep_memory<E, D>::LD;
     each16<E, PREP_THREADS>(C, D, [&](int r, int c) {
-        vec<E> v = load16(m.v + r * LD + c);
+        pairs<E> v(m.v + r * LD + c);
         const float beta = m.beta[r];
 #pragma unroll
-        for (int j = 0; j < vec<E>::n; j++)
-            v.e[j] = cast<E>(beta * to_f(v.e[j]));
-        store16(m.v + r * LD + c, v);
+        for (int j = 0; j < vec<E>::n / 2; j++)
+            v.put(j, beta * v.get(j).x, beta * v.get(j).y);
+        v.store(m.v + r * LD + c);
     });
 }
 

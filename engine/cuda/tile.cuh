@@ -90,6 +90,65 @@ template <class E> DEV void store16(E *p, const vec<E> &v)
     *(words *)p = *(const words *)v.e;
 }
 
+/* 16 bytes of E by neighbours. */
+template <class E> struct pairs {
+    vec<E> v;
+    DEV pairs()
+    {
+    }
+    DEV explicit pairs(const E *p) : v(load16(p))
+    {
+    }
+    DEV pair get(int j) const
+    {
+        return pair{to_f(v.e[2 * j]), to_f(v.e[2 * j + 1])};
+    }
+    DEV void put(int j, float x, float y)
+    {
+        v.e[2 * j] = cast<E>(x);
+        v.e[2 * j + 1] = cast<E>(y);
+    }
+    DEV void store(E *p) const
+    {
+        store16(p, v);
+    }
+};
+template <> struct pairs<bf16> {
+    words w;
+    DEV pairs()
+    {
+    }
+    DEV explicit pairs(const bf16 *p) : w(*(const words *)p)
+    {
+    }
+    DEV uint32_t &at(int j)
+    {
+        return ((uint32_t *)&w)[j];
+    }
+    DEV pair get(int j) const
+    {
+        const uint32_t x = ((const uint32_t *)&w)[j];
+        return pair{bits_to_float(x << 16), bits_to_float(x & 0xffff0000u)};
+    }
+    DEV void put(int j, float x, float y)
+    {
+        at(j) = pack_bf16(x, y);
+    }
+    DEV void store(bf16 *p) const
+    {
+        *(words *)p = w;
+    }
+};
+DEV void store4(float *p, const vec<float> &v)
+{
+    store16(p, v);
+}
+DEV void store4(bf16 *p, const vec<float> &v)
+{
+    store2(p, v.e[0], v.e[1]);
+    store2(p + 2, v.e[2], v.e[3]);
+}
+
 /* ---- operands ------------------------------------------------------------------------------- */
 
 template <class E> struct Row {
