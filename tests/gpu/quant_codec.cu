@@ -18,6 +18,10 @@ BOTH float half_of(__half_raw x)
     return __half2float(__half(x));
 }
 
+BOTH uint32_t bits(float x)
+{
+    return x != x ? 0x7fc00000u : ckpt_f32_bits(x);
+}
 /* What codec.h makes of x, of every codec one number; `theirs`: what CUDA makes of it. */
 struct answers {
     uint32_t x[CODEC_KINDS];
@@ -31,7 +35,7 @@ BOTH answers ours(float x)
     a.x[CODEC_E8M0] = ckpt_e8m0_up(x);
     a.x[CODEC_F16] = ckpt_f32_bits(ckpt_f16_round(x));
     a.x[CODEC_BF16] = ckpt_f32_bits(ckpt_bf16_round(x));
-    a.x[CODEC_E4M3_SNAP] = ckpt_f32_bits(ckpt_e4m3_snap(x));
+    a.x[CODEC_E4M3_SNAP] = bits(ckpt_e4m3_snap(x)); /* a card has one NaN */
     return a;
 }
 BOTH answers theirs(float x)
@@ -45,14 +49,9 @@ BOTH answers theirs(float x)
     /* NaN stays the NaN it was: not CUDA's */
     a.x[CODEC_F16] = ckpt_f32_bits(nan ? x : __half2float(__float2half_rn(x)));
     a.x[CODEC_BF16] = ckpt_f32_bits(nan ? x : __bfloat162float(__float2bfloat16_rn(x)));
-    a.x[CODEC_E4M3_SNAP] = ckpt_f32_bits(
-        nan ? ckpt_e4m3_snap(x)
-            : half_of(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)a.x[CODEC_E4M3], __NV_E4M3)));
+    a.x[CODEC_E4M3_SNAP] = bits(
+        nan ? x : half_of(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)a.x[CODEC_E4M3], __NV_E4M3)));
     return a;
-}
-BOTH uint32_t bits(float x)
-{
-    return x != x ? 0x7fc00000u : ckpt_f32_bits(x);
 }
 BOTH bool decodes(uint32_t c)
 {
