@@ -289,6 +289,20 @@ static ckpt_status check_effects(const conversion *c, ckpt_err *err)
     return ckpt_convert_effects(c->tool, &facts, err);
 }
 
+/* A pattern that is misspelt is told so, where nothing is left. */
+static ckpt_status check_selection(const conversion *c, ckpt_err *err)
+{
+    size_t n = 0;
+    if (c->o->include.n == 0)
+        return CKPT_OK;
+    for (size_t i = 0; i < c->model.n_tensors; i++)
+        n += ckpt_tool_selected(&c->model, i, &c->o->include, &c->o->exclude);
+    return n > 0 || c->model.n_tensors == 0
+               ? CKPT_OK
+               : ckpt_fail(err, CKPT_E_USAGE, "%s: --include and --exclude leave no tensor%s",
+                           c->src_path, ckpt_tool_meant(c->tool, &c->model, &c->o->include));
+}
+
 static ckpt_status make_plan(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
@@ -302,6 +316,7 @@ static ckpt_status make_plan(conversion *c, ckpt_err *err)
     c->plan_opts.before_layout = before_layout;
     c->plan_opts.self = c;
     CKPT_CHECK(check_effects(c, err));
+    CKPT_CHECK(check_selection(c, err));
     if (c->o->dtype < DTYPE_QUANTISED) {
         status = ckpt_plan_convert(&c->plan, &c->model, &c->plan_opts, err);
     } else {

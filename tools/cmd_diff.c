@@ -217,9 +217,10 @@ static ckpt_status check_selection(const comparison *c, ckpt_err *err)
         for (size_t i = 0; i < lists[l]->n; i++)
             ckpt_buf_printf(&b, "%s%s '%s'", b.len > 0 ? ", " : "",
                             l == 0 ? "--include" : "--exclude", lists[l]->items[i]);
-    ckpt_status status = ckpt_fail(err, CKPT_E_USAGE, "%s leave%s no tensor on either side",
+    ckpt_status status = ckpt_fail(err, CKPT_E_USAGE, "%s leave%s no tensor on either side%s",
                                    b.data != NULL ? (const char *)b.data : "?",
-                                   lists[0]->n + lists[1]->n == 1 ? "s" : "");
+                                   lists[0]->n + lists[1]->n == 1 ? "s" : "",
+                                   ckpt_tool_meant(c->tool, &c->model[0], lists[0]));
     ckpt_buf_release(&b);
     return status;
 }

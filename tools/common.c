@@ -458,6 +458,16 @@ static const char *near_name(const ckpt_model *model, const char *pattern)
     return best;
 }
 
+const char *ckpt_tool_meant(ckpt_tool *tool, const ckpt_model *model, const ckpt_strings *patterns)
+{
+    const char *name = NULL;
+    for (size_t i = 0; i < patterns->n && name == NULL; i++)
+        name = near_name(model, patterns->items[i]);
+    const char *text =
+        name != NULL ? ckpt_arena_printf(&tool->arena, "; did you mean '%s'?", name) : NULL;
+    return text != NULL ? text : "";
+}
+
 const char *ckpt_tool_no_match(ckpt_tool *tool, const ckpt_model *model, const char *option,
                                const char *pattern)
 {

@@ -40,6 +40,9 @@ command -v python3           | python3
 command -v openssl           | openssl
 python3 -c "import ensurepip"| python3-venv
 test -x /usr/bin/time        | time
+command -v zsh               | zsh
+command -v fish              | fish
+command -v man               | man-db
 command -v mpicc             | libopenmpi-dev
 command -v mpirun            | openmpi-bin
 '

@@ -127,6 +127,8 @@ bool ckpt_tool_key_is_guess(const char *key);
 const char *ckpt_tool_module(ckpt_arena *arena, const char *name, bool canonical);
 /* The next number after *state, the same on every machine: splitmix64. */
 uint64_t ckpt_tool_draw(uint64_t *state);
+/* "; did you mean 'NAME'?" for the first of patterns that is near to one, or "". */
+const char *ckpt_tool_meant(ckpt_tool *tool, const ckpt_model *model, const ckpt_strings *patterns);
 /* "OPTION'PATTERN' matches no tensor", and which canonical or stored name is meant where one is near
  * and the pattern has no wildcards. NULL: no memory. */
 const char *ckpt_tool_no_match(ckpt_tool *tool, const ckpt_model *model, const char *option,

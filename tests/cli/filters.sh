@@ -34,3 +34,9 @@ rc 2 convert $k x.safetensors --to torch_dist; one_line; absent x.safetensors
 # a configuration that is not the manifest's
 cp -r a2 cd; sed -i 's/"rms_norm_eps": *[^,]*/"rms_norm_eps": 0.5/' cd/config.json
 rc 1 convert cd ce; one_line; err 'configuration contradicts .*norm_eps'; absent ce; rc 0 convert cd ce --force
+# A misspelt name is told what it may mean.
+rc 2 convert $FIXTURES/hf/kimi_linear_tiny near --include model.embed_token.weight; one_line
+err "leave no tensor; did you mean 'model.embed_tokens.weight'\?$"; absent near
+rc 2 diff $FIXTURES/hf/kimi_linear_tiny $FIXTURES/hf/kimi_linear_tiny --include lm_haed.weight; one_line
+err "no tensor on either side; did you mean 'lm_head.weight'\?$"
+rc 0 inspect $FIXTURES/hf/kimi_linear_tiny blocks.0.kda.q.weigt; err "did you mean 'blocks.0.kda.q.weight'\?$"

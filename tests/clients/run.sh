@@ -87,6 +87,14 @@ for shell in zsh fish; do
     [ -s "$file" ]
     if command -v $shell >/dev/null; then $shell -n "$file"; fi
 done
+if command -v fish >/dev/null; then
+    fish --no-config -c "source '$file'; complete -C 'ckpt conv'" | grep -q '^convert'
+    fish --no-config -c "source '$file'; complete -C 'ckpt convert --max'" | grep -q '^--max-shard-size'
+fi
+if command -v zsh >/dev/null; then
+    zsh -fc "fpath=('$work/root/usr/share/zsh/site-functions' \$fpath); autoload -U compinit && compinit -u -D &&
+        [[ \$_comps[ckpt] = _ckpt ]] && autoload +X _ckpt"
+fi
 "$MAKE" --no-print-directory uninstall BUILD="$BUILD" DESTDIR="$work/root" PREFIX=/usr
 left=$(find "$work/root" ! -type d)
 [ -z "$left" ] || {
