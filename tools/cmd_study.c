@@ -528,6 +528,7 @@ const ckpt_command ckpt_cmd_study = {
     .opts_size = sizeof(study_opts),
     .min_operands = 1,
     .max_operands = 1,
+    .only_reads = ckpt_tool_only_reads,
     .defaults = defaults,
     .run = run,
     .notes =
