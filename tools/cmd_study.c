@@ -23,7 +23,7 @@
 
 typedef struct study_opts {
     ckpt_strings data, policy, only;
-    int data_type;
+    int data_type, device; /* ckpt_tool_device */
     int64_t steps, batch, seq_len, blocks, seed, iteration;
     double lr;
 } study_opts;
@@ -41,6 +41,7 @@ static const ckpt_opt rows[] = {
     {"blocks",    CKPT_OPT_INT,    AT(blocks),    "N", "blocks to evaluate on (default 4)", 1, 1 << 16},
     {"seed",      CKPT_OPT_INT,    AT(seed),      "N", "of the bootstrap (default 2026)", 0, INT64_MAX},
     {"lr",        CKPT_OPT_REAL,   AT(lr),        "X", "learning rate (default 1e-5)", 0, 0},
+    {"device",    CKPT_OPT_CHOICE, AT(device),    "cpu|cuda", "where it is computed (default cpu)", 0, 0},
     {"iteration", CKPT_OPT_INT,    AT(iteration), "N", "iteration of a save root (default: newest)", 0, INT64_MAX},
     {NULL,        CKPT_OPT_FLAG,   0,             NULL, NULL, 0, 0},
 };
@@ -50,6 +51,7 @@ static const ckpt_opt rows[] = {
 static void defaults(void *opts)
 {
     study_opts *o = opts;
+    o->device = -1;
     o->steps = o->batch = 1;
     o->seq_len = 128;
     o->blocks = 4;
@@ -241,20 +243,32 @@ static double median(double *x, int64_t n)
     return (x[(n - 1) / 2] + x[n / 2]) / 2;
 }
 
-static void hash_weights(const ENG(network) * net, char hex[65])
+static ckpt_status hash_weights(const ckpt_trainer *t, char hex[65], ckpt_err *err)
 {
+    const ENG(network) *net = &t->net;
     ckpt_sha256_stream h;
+    ckpt_status status = CKPT_OK;
+    int64_t most = 0;
+    for (size_t i = 0; i < net->n_params; i++)
+        most = ckpt_max_i64(most, net->params[i].n);
+    real *x = calloc((size_t)most + 1, sizeof *x);
+    if (x == NULL)
+        return ckpt_tool_no_memory(err);
     ckpt_sha256_stream_init(&h);
-    for (size_t i = 0; i < net->n_params; i++) {
+    for (size_t i = 0; status == CKPT_OK && i < net->n_params; i++) {
         const ENG(param) *p = &net->params[i];
+        const size_t bytes = (size_t)p->n * sizeof *x;
+        status = ckpt_eng_get(&t->e, x, p->x, bytes, err);
         ckpt_sha256_stream_update2(&h, p->name, strlen(p->name) + 1, NULL, NULL, 0);
-        ckpt_sha256_stream_update2(&h, p->x, (size_t)p->n * sizeof *p->x, NULL, NULL, 0);
+        ckpt_sha256_stream_update2(&h, x, bytes, NULL, NULL, 0);
     }
     finish_hash(&h, hex);
+    free(x);
+    return status;
 }
 
-/* Every block by itself: its states begin at 0. */
-static ckpt_status evaluate(study *s, const ENG(network) * net, double *nll, double *seconds,
+/* Every block by itself: its states begin at 0. The first is run once before, which is not timed. */
+static ckpt_status evaluate(study *s, const ckpt_trainer *t, double *nll, double *seconds,
                             ckpt_err *err)
 {
     const int64_t L = s->o->seq_len, cu[] = {0, L};
@@ -263,18 +277,19 @@ static ckpt_status evaluate(study *s, const ENG(network) * net, double *nll, dou
     double *times = calloc((size_t)s->o->blocks, sizeof *times);
     ckpt_status status = times != NULL ? CKPT_OK : ckpt_tool_no_memory(err);
     ckpt_eng_init(&e, (int)s->tool->g.threads);
-    for (int64_t b = -1; status == CKPT_OK && b < s->o->blocks; b++) {
+    e.device = s->tool->device;
+    for (int64_t b = -2; status == CKPT_OK && b < s->o->blocks; b++) {
         struct timespec start;
         const int32_t *ids = s->ids + ckpt_max_i64(b, 0) * (L + 1);
         const ENG(batch) batch = {&seq, ids, ids + 1};
         ENG(run) run = {.backward = false};
         CKPT_CHECK(ckpt_check_interrupted(err));
         clock_gettime(CLOCK_MONOTONIC, &start);
-        CKPT_CHECK(ENG(network_run)(&e, net, &batch, &run, err)); /* b = -1: the sizes */
-        if (b < 0) {
+        CKPT_CHECK(t->networks->run(&e, &t->net, &batch, &run, err)); /* b = -2: the sizes */
+        if (b == -2)
             CKPT_CHECK(ckpt_eng_reserve(&e, e.peak, err));
+        if (b < 0)
             continue;
-        }
         times[b] = ckpt_seconds_since(&start);
         nll[b] = run.loss;
     }
@@ -325,16 +340,17 @@ static ckpt_status run_variant(study *s, variant *v, ckpt_err *err)
                                       .seq_len = o->seq_len,
                                       .dtype = CKPT_TRAIN_F32,
                                       .threads = (int)s->tool->g.threads,
+                                      .device = s->tool->device,
                                       .spec = {.policy = &policy}};
     const ckpt_optim_config optim = ckpt_optim_defaults(CKPT_OPTIM_ADAMW);
     const ckpt_schedule schedule = {
         .max_lr = o->lr, .min_lr = o->lr, .init_lr = o->lr, .decay = INT32_MAX};
     CKPT_CHECK(ckpt_trainer_open(&t, &s->model, &config, &optim, &schedule, s->data, err));
-    hash_weights(&t.net, v->weights[0]);
-    CKPT_CHECK(evaluate(s, &t.net, v->before, &v->evaluate, err));
+    CKPT_CHECK(hash_weights(&t, v->weights[0], err));
+    CKPT_CHECK(evaluate(s, &t, v->before, &v->evaluate, err));
     CKPT_CHECK(train_steps(s, v, &t, err));
-    hash_weights(&t.net, v->weights[1]);
-    CKPT_CHECK(evaluate(s, &t.net, v->after, &seconds, err));
+    CKPT_CHECK(hash_weights(&t, v->weights[1], err));
+    CKPT_CHECK(evaluate(s, &t, v->after, &seconds, err));
     v->mean[0] = mean(v->before, o->blocks);
     v->mean[1] = mean(v->after, o->blocks);
     if (!isfinite(v->mean[0]) || !isfinite(v->mean[1]))
@@ -487,6 +503,7 @@ static ckpt_status run_all(study *s, ckpt_err *err)
     if (s->o->data.n == 0)
         return ckpt_fail(err, CKPT_E_USAGE, "--data FILE is missing");
     CKPT_CHECK(list_variants(s, err));
+    CKPT_CHECK(ckpt_tool_device(s->tool, s->o->device, err));
     CKPT_CHECK(ckpt_tool_open(s->tool, &s->src, s->tool->operands.items[0], s->o->iteration, err));
     CKPT_CHECK(ckpt_tool_bind(s->tool, &s->model, &s->src, &bind, err));
     CKPT_CHECK(ckpt_manifest_load(&s->src, &s->manifest, &s->has_manifest, err));

@@ -61,3 +61,12 @@ for d in cpu cuda; do
     rc 0 train --resume $hf/kimi_linear_tiny "${data[@]}" --steps 2 --policy exact.json --device $d --metrics m.exact.$d
 done
 close_to m.exact.cuda m.exact.cpu 1e-4
+# A study there: the same tokens, near losses, a time of a block that has been run before.
+for d in cpu cuda; do
+    rc 0 study "$FIXTURES/fla/kda_trained" --data "$FIXTURES/fla/corpus.txt" --seq-len 32 --blocks 2 --only exact_matmul --device $d --json
+    grep -oE '"tokens_evaluated":"[0-9a-f]{64}"|"weights_before":"[0-9a-f]{64}"' $OUT >study.$d
+    grep -oE '"ppl_(before|after)":[0-9.]+' $OUT | sed 's/.*://' >ppl.$d
+done
+same study.cpu study.cuda
+paste -d' ' ppl.cpu ppl.cuda | awk '{ d = $1 / $2 - 1; if ((d < 0 ? -d : d) > 1e-4) bad = 1 } END { exit bad || NR != 4 }' ||
+    fail "perplexities $(paste -d' ' ppl.cpu ppl.cuda)"
