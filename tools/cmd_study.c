@@ -537,6 +537,12 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     return status;
 }
 
+/* A card's driver opens its devices for writing. */
+static bool only_reads(const void *opts)
+{
+    return ((const study_opts *)opts)->device < 1;
+}
+
 const ckpt_command ckpt_cmd_study = {
     .name = "study",
     .synopsis = "PATH --data FILE",
@@ -545,7 +551,7 @@ const ckpt_command ckpt_cmd_study = {
     .opts_size = sizeof(study_opts),
     .min_operands = 1,
     .max_operands = 1,
-    .only_reads = ckpt_tool_only_reads,
+    .only_reads = only_reads,
     .defaults = defaults,
     .run = run,
     .notes =
