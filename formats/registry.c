@@ -271,8 +271,9 @@ static ckpt_status enter_root(const ckpt_probe *probe, const ckpt_open_opts *opt
     }
     if (iteration < 0)
         return CKPT_OK;
-    char *dir = ckpt_arena_printf(arena, "%s/iter_%07" PRId64, *path, iteration);
-    char *file = ckpt_arena_printf(arena, "%s/iter_%07" PRId64 ".h5", *path, iteration);
+    const char *at = ckpt_arena_printf(arena, "iter_%07" PRId64, iteration);
+    char *dir = at != NULL ? ckpt_path_join(arena, *path, at) : NULL;
+    char *file = dir != NULL ? ckpt_arena_printf(arena, "%s.h5", dir) : NULL;
     if (dir == NULL || file == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {

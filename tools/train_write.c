@@ -378,8 +378,9 @@ ckpt_status ckpt_write_checkpoint(ckpt_saver *s, ckpt_save_job *job, const ckpt_
                                   ckpt_save_event *event, ckpt_err *err)
 {
     writer w = {.s = s, .job = job, .f = f};
-    char *path = ckpt_arena_printf(&w.arena, "%s/iter_%07lld%s", f->root, (long long)job->step,
-                                   f->file ? ".h5" : "");
+    const char *name =
+        ckpt_arena_printf(&w.arena, "iter_%07lld%s", (long long)job->step, f->file ? ".h5" : "");
+    char *path = name != NULL ? ckpt_path_join(&w.arena, f->root, name) : NULL;
     ckpt_status status = path != NULL ? write_all(&w, path, err) : ckpt_tool_no_memory(err);
     if (status == CKPT_OK) {
         event->path = strdup(path);

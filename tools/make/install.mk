@@ -61,7 +61,8 @@ uninstall:
 # make dist            $(BUILD)/ckpt-$(VERSION).tar.gz of what is committed
 dist:
 	$(Q)mkdir -p $(BUILD)
-	$(Q)git archive --format=tar --prefix=ckpt-$(VERSION)/ HEAD | gzip -n -9 > $(BUILD)/ckpt-$(VERSION).tar.gz
+	$(Q)git archive --format=tar --prefix=ckpt-$(VERSION)/ -o $(BUILD)/dist.tar HEAD
+	$(Q)gzip -n -9 < $(BUILD)/dist.tar > $(BUILD)/ckpt-$(VERSION).tar.gz && rm $(BUILD)/dist.tar
 	@echo "$(BUILD)/ckpt-$(VERSION).tar.gz"
 
 # make deb             $(BUILD)/ckpt_$(VERSION)_ARCH.deb, program, library and header in one package

@@ -120,7 +120,8 @@ check-adding: all
 	$(Q)CC="$(CC)" BUILD=$(BUILD) MAKE="$(MAKE)" tests/adding/run.sh
 
 # make demo            the main job on the fixtures, printing what it proves
-demo: $(BUILD)/ckpt $(BUILD)/stcmp
+demo:
+	$(Q)$(MAKE) --no-print-directory -j$(JOBS) $(BUILD)/ckpt $(BUILD)/stcmp
 	$(Q)CKPT=$(CKPT) STCMP=$(abspath $(BUILD)/stcmp) tests/demo.sh
 
 # make bench           figures against cp, sha256sum and Python (SIZE=2G)
