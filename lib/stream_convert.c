@@ -610,17 +610,17 @@ typedef struct leaf_pace {
 static void add_leaf_items(convert_job *c, leaf_pace *pace, double share, item *piece)
 {
     const ckpt_leaf_list *list = &c->leaves;
-    uint64_t room = piece != NULL && c->beside ? c->piece : 0;
-    if (room > 0)
+    if (piece != NULL && c->beside) {
+        uint64_t room = c->piece;
         piece->first_leaf = pace->next;
-    while (room > 0 && pace->next < list->n && pace->done < pace->total * share &&
-           list->leaves[pace->next].bytes <= room && piece->n_leaves < UINT32_MAX) {
-        room -= list->leaves[pace->next].bytes;
-        pace->done += (double)list->leaves[pace->next++].bytes;
-        piece->n_leaves++;
-    }
-    if (piece != NULL && c->beside)
+        while (pace->next < list->n && pace->done < pace->total * share &&
+               list->leaves[pace->next].bytes <= room && piece->n_leaves < UINT32_MAX) {
+            room -= list->leaves[pace->next].bytes;
+            pace->done += (double)list->leaves[pace->next++].bytes;
+            piece->n_leaves++;
+        }
         return; /* what did not fit comes beside the next */
+    }
     while (pace->next < list->n && pace->done < pace->total * share) {
         size_t n = ckpt_min_u64(CKPT_LEAF_GROUP, list->n - pace->next);
         c->items[c->n_items++] =
