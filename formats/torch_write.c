@@ -65,7 +65,7 @@ static ckpt_zip_record record_at(const archive *a, size_t i, record_name *name)
 static void put_last(ckpt_buf *b, const archive *a, uint64_t at)
 {
     ckpt_zip_record version = {.name = CKPT_ZIP_ROOT "/version"};
-    record_name name;
+    record_name name = {.text = ""};
     ckpt_zip_put_record(b, at + b->len, &version, "3\n", 2);
     uint64_t from = at + b->len;
     ckpt_zip_put_central(b, &a->first[0]);
@@ -81,7 +81,7 @@ static void put_last(ckpt_buf *b, const archive *a, uint64_t at)
 /* What lies before the payload of record i, or after the last one; it starts at offset `at`. */
 static void put_between(ckpt_buf *b, const archive *a, size_t i, uint64_t at)
 {
-    record_name name;
+    record_name name = {.text = ""};
     if (i == 0) {
         ckpt_buf_append(b, a->text, a->len);
     } else {
@@ -243,7 +243,7 @@ static ckpt_status place_records(ckpt_pt_writer *w, ckpt_out_file *f, archive *a
         if (i < a->n) {
             CKPT_CHECK(size_record(w, a, i, payloads, n, at, &next, err));
             /* The local header follows the descriptor of the record before. */
-            record_name name;
+            record_name name = {.text = ""};
             ckpt_zip_record before = i > 0 ? record_at(a, i - 1, &name) : a->first[0];
             if (i > 0)
                 ckpt_zip_put_descriptor(&b, &before);
