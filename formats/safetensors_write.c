@@ -372,6 +372,46 @@ static ckpt_status plan_config(writer *w, ckpt_err *err)
     return plan_text(w, megatron ? CKPT_HF_MEGATRON_ARGS : "config.json", &text, err);
 }
 
+/* Beside a configuration that quantises as ModelOpt does: the file of its export that some servers read in place
+ * of that, {"producer", "quantization": {"quant_algo", "kv_cache_quant_algo", "group_size",
+ * "exclude_modules"}}. */
+static ckpt_status plan_modelopt(writer *w, ckpt_err *err)
+{
+    const ckpt_json *from = ckpt_json_get(w->out->config, "quantization_config");
+    const char *method = ckpt_json_string(ckpt_json_get(from, "quant_method"));
+    ckpt_json *file, *q;
+    ckpt_buf text = {0};
+    if (w->out->config_kind == CKPT_CONFIG_MEGATRON || method == NULL ||
+        strcmp(method, "modelopt") != 0)
+        return CKPT_OK;
+    const struct {
+        const char *key;
+        const ckpt_json *value;
+    } parts[] = {
+        {"quant_algo",      ckpt_json_get(from,  "quant_algo")                              },
+        {"group_size",      ckpt_json_path(from, "config_groups.group_0.weights.group_size")},
+        {"exclude_modules", ckpt_json_get(from,  "ignore")                                  },
+    };
+    file = ckpt_json_new_object();
+    q = file != NULL ? ckpt_json_new_object() : NULL;
+    bool made = q != NULL && ckpt_json_set(file, "quantization", q);
+    made = made && ckpt_json_set(q, "kv_cache_quant_algo", ckpt_json_new_null());
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (made && parts[i].value != NULL)
+            made = ckpt_json_set(q, parts[i].key, ckpt_json_dup(parts[i].value));
+    const ckpt_json *producer = ckpt_json_get(from, "producer");
+    if (made && producer != NULL)
+        made = ckpt_json_set(file, "producer", ckpt_json_dup(producer));
+    if (made)
+        ckpt_hf_config_text(&text, file);
+    ckpt_json_free(file);
+    if (!made) {
+        ckpt_buf_release(&text);
+        return no_memory(err);
+    }
+    return plan_text(w, "hf_quant_config.json", &text, err);
+}
+
 /* ---- index ---------------------------------------------------------------------------------- */
 
 /* total_parameters counts the elements of every tensor. */
@@ -447,7 +487,7 @@ ckpt_status ckpt_safetensors_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *er
     sink->n_files = 0;
     CKPT_CHECK(prepare(&w, err));
     CKPT_CHECK(prepare(&states, err));
-    size_t n_files = (size_t)w.n_shards + states.n_shards + 3;
+    size_t n_files = (size_t)w.n_shards + states.n_shards + 4;
     sink->files = ckpt_arena_array(&sink->arena, n_files, sizeof *sink->files);
     kept->items = ckpt_arena_array(&sink->arena, n_files, sizeof *kept->items);
     if (sink->files == NULL || kept->items == NULL)
@@ -460,6 +500,8 @@ ckpt_status ckpt_safetensors_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *er
         CKPT_CHECK(plan_index(&states, err));
     if (out->config != NULL && !out->single_file)
         CKPT_CHECK(plan_config(&w, err));
+    if (out->config != NULL && !out->single_file)
+        CKPT_CHECK(plan_modelopt(&w, err));
     sink->self = kept;
     sink->literal = copy_literal;
     sink->manifest_dir = "";

@@ -16,6 +16,18 @@ for kind in fp8-block128 nvfp4 mxfp8; do
     rc 0 inspect $kind model.norm.weight; no_out 'not known'
 done
 grep -q '"quant_algo": "W4A16_NVFP4"' nvfp4/config.json || fail "nvfp4/config.json: $(cat nvfp4/config.json)"
+# ModelOpt's second file, of the same content; none for the other convention, none when it is undone
+python3 - <<'PY' || fail "hf_quant_config.json"
+import json
+for kind, algo, group in ("nvfp4", "W4A16_NVFP4", 16), ("mxfp8", "MXFP8", 32):
+    q = json.load(open(kind + "/hf_quant_config.json"))
+    c = json.load(open(kind + "/config.json"))["quantization_config"]
+    assert q == {"producer": c["producer"],
+                 "quantization": {"quant_algo": algo, "kv_cache_quant_algo": None, "group_size": group,
+                                  "exclude_modules": c["ignore"]}}, q
+PY
+absent fp8-block128/hf_quant_config.json; absent plain-nvfp4/hf_quant_config.json
+grep -q '"hf_quant_config.json"' nvfp4/ckpt.manifest.json || fail "the manifest does not list it"
 grep -q '"weight_block_size"' fp8-block128/config.json || fail 'fp8-block128/config.json'
 rc 0 inspect mxfp8 'model.layers.0.self_attn.A_log'; out F32
 
