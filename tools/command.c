@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const ckpt_command ckpt_cmd_bench = {.name = "bench", .what = "measure this machine"};
-
 /* clang-format off */
 #define COMMANDS(X)        \
     X(ckpt_cmd_inspect)    \

@@ -10,12 +10,10 @@ for c in inspect convert verify diff train; do
 done
 rc 0 convert -h; silent; out '--kda-f-lora-rank R\|none'
 rc 0 convert a b --help; silent
-rc 0 bench --help; silent; out 'not built yet'
-rc 4 bench x; one_line; err "^ckpt: bench: not built yet$"
 
 # On a terminal --help fits it: the first options explained, the others named. `ckpt help` tells all.
 term() { TERM=xterm script -qec "stty rows $1 cols $2; '$CKPT' $3" /dev/null </dev/null | tr -d '\r'; }
-for c in '' inspect convert verify diff train study gate gather sign report formats completion; do
+for c in '' inspect convert verify diff train study gate gather sign bench report formats completion; do
     term 24 80 "$c --help" >screen
     [ "$(fold -w 80 screen | wc -l)" -le 23 ] || fail "$c --help does not fit: $(cat screen)"
     [ "$(wc -l <screen)" -ge 10 ] || fail "$c --help is short: $(cat screen)"

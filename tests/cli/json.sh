@@ -17,7 +17,7 @@ rc 0 verify a --hash --json; document verify; out '"tensors":\[\{"name":'; out '
 rc 0 diff a $k --json; document diff; out '"differences":\[\]'
 rc 2 convert $k a --json; document convert; out '"ok":false'; out '"exit":2'
 rc 5 inspect nowhere --json; document inspect; out '"ok":false'
-rc 4 bench --json; document bench; out '"ok":false'; out '"message":"not built yet"'; one_line
+rc 2 bench --json --slack 100; document bench; out '"ok":false'; out '"message":"--slack 100'; one_line
 rc 2 trian --json; document trian; out '"kind":"usage"'; one_line
 rc 2 inspect --json --bogus x; document inspect; out '"kind":"usage"'
 st x.safetensors '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}' 4

@@ -124,8 +124,10 @@ demo:
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) $(BUILD)/ckpt $(BUILD)/stcmp
 	$(Q)CKPT=$(CKPT) STCMP=$(abspath $(BUILD)/stcmp) tests/demo.sh
 
-# make bench           figures against cp, sha256sum and Python (SIZE=2G)
+# make bench           figures against cp, sha256sum and, with PYTHON=, its packages (SIZE=2G); appends
+#                      to $(BUILD)/bench.jsonl
 bench: $(BUILD)/ckpt $(BUILD)/gen
+	$(Q)$(BUILD)/ckpt bench --cases tests/bench/cases.json --history $(BUILD)/bench.jsonl $(if $(SIZE),--size $(SIZE))
 	$(Q)CKPT=$(CKPT) GEN=$(abspath $(BUILD)/gen) tests/bench/bench.sh $(if $(SIZE),--size $(SIZE))
 
 # ---- sanitizers: same sources, own object directory -------------------------------------------
