@@ -8,6 +8,9 @@
 #include "graph.h"
 #include "train/train.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 typedef struct scene {
     ckpt_source src;
     ckpt_model model;
@@ -125,6 +128,62 @@ START_TEST(steps_with_graphs_give_the_bits_of_steps_without)
         same_array(&a, &b, a.t.master, b.t.master, "master");
     close_scene(&a);
     close_scene(&b);
+}
+END_TEST
+
+/* ---- copies beside steps ---------------------------------------------------------------------- */
+
+typedef struct step_job {
+    ckpt_trainer *t;
+    ckpt_status status;
+    ckpt_err err;
+} step_job;
+
+static void *take_step(void *arg)
+{
+    step_job *j = arg;
+    ckpt_train_report r;
+    j->status = ckpt_trainer_step(j->t, &r, &j->err);
+    return NULL;
+}
+
+/* A step that began while tensors are to be copied comes to its optimizer and waits there; the copy has the
+ * values of before it, to the bit, and then the step goes on. */
+START_TEST(copy_beside_a_step_has_the_values_before_it)
+{
+    scene s;
+    ckpt_train_report r;
+    ckpt_snapshot_tensor *list = NULL;
+    ckpt_snapshot before = {0}, beside = {0}, after = {0};
+    size_t n = 0;
+    pthread_t thread;
+    open_scene(&s, "hf/llama_tiny_tied", CKPT_OPTIM_ADAMW, CKPT_TRAIN_BF16, true, false);
+    OK(ckpt_trainer_step(&s.t, &r, &error));
+    OK(ckpt_trainer_tensors(&s.t, &list, &n, &error));
+    OK(ckpt_snapshot_open(&before, &s.model, list, n, &error));
+    OK(ckpt_snapshot_open(&beside, &s.model, list, n, &error));
+    OK(ckpt_snapshot_open(&after, &s.model, list, n, &error));
+    OK(ckpt_trainer_copy(&s.t, before.tensors, n, before.data, &error));
+    OK(ckpt_trainer_copy_begin(&s.t, &error));
+    step_job j = {.t = &s.t};
+    ck_assert_int_eq(pthread_create(&thread, NULL, take_step, &j), 0);
+    for (int i = 0; i < 60000 && !ckpt_trainer_waits(&s.t); i++)
+        usleep(1000);
+    ck_assert(ckpt_trainer_waits(&s.t));
+    OK(ckpt_trainer_copy_beside(&s.t, beside.tensors, n, beside.data, &error));
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_msg(j.status == CKPT_OK, "%s", j.err.text);
+    OK(ckpt_trainer_copy(&s.t, after.tensors, n, after.data, &error));
+    ck_assert_mem_eq(before.data, beside.data, before.bytes);
+    for (size_t i = 0; i < n; i++)
+        ck_assert(memcmp(before.data + before.tensors[i].offset,
+                         after.data + after.tensors[i].offset, before.tensors[i].bytes) != 0 ||
+                  after.tensors[i].dtype == CKPT_BF16);
+    ckpt_snapshot_close(&before);
+    ckpt_snapshot_close(&beside);
+    ckpt_snapshot_close(&after);
+    free(list);
+    close_scene(&s);
 }
 END_TEST
 
@@ -262,6 +321,7 @@ Suite *suite_graph_cuda(void)
     tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, steps_with_graphs_give_the_bits_of_steps_without, 0,
                         (int)(sizeof runs / sizeof *runs));
+    tcase_add_test(t, copy_beside_a_step_has_the_values_before_it);
     tcase_add_test(t, graph_keeps_arguments_and_reads_memory);
     tcase_add_test(t, piece_that_cannot_be_captured_runs_plainly);
     tcase_add_test(t, keys_beyond_the_table_run_plainly);

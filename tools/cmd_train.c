@@ -262,6 +262,19 @@ done:
     return status;
 }
 
+static ckpt_status begin_copy(void *self, ckpt_err *err)
+{
+    return ckpt_trainer_copy_begin(&((ckpt_train_run *)self)->trainer, err);
+}
+
+static ckpt_status copy_tensors(void *self, const ckpt_snapshot *s, ckpt_err *err)
+{
+    ckpt_train_run *run = self;
+    if (run->saver.begin != NULL) /* on another thread than the steps */
+        return ckpt_trainer_copy_beside(&run->trainer, s->tensors, s->n, s->data, err);
+    return ckpt_trainer_copy(&((ckpt_train_run *)self)->trainer, s->tensors, s->n, s->data, err);
+}
+
 static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
 {
     static const ckpt_dtype dtypes[] = {CKPT_F32, CKPT_F32, CKPT_BF16};
@@ -281,6 +294,7 @@ static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
                       .quant_policy = run->keeps_policy ? run->policy.text : NULL,
                       .approximate = o->approximate,
                       .allow_unknown = o->allow_unknown,
+                      .begin = run->trainer.beside != NULL ? begin_copy : NULL,
                       .config_dtype = dtypes[o->dtype],
                       .set_dtype = o->dtype != CKPT_TRAIN_KEEP,
                       .lock_fd = -1};
@@ -297,11 +311,6 @@ done:
 }
 
 /* ---- the loop --------------------------------------------------------------------------------- */
-
-static ckpt_status copy_tensors(void *self, const ckpt_snapshot *s, ckpt_err *err)
-{
-    return ckpt_trainer_copy(&((ckpt_train_run *)self)->trainer, s->tensors, s->n, s->data, err);
-}
 
 /* Report what the saver has finished. */
 static void take_events(ckpt_train_run *run)

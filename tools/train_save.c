@@ -148,7 +148,7 @@ void ckpt_save_event_free(ckpt_save_event *event)
     *event = (ckpt_save_event){0};
 }
 
-enum { JOB_FREE, JOB_WAITING, JOB_WRITING };
+enum { JOB_FREE, JOB_COPYING, JOB_WAITING, JOB_WRITING };
 
 static void push_event(ckpt_saver *s, ckpt_save_event *event)
 {
@@ -183,6 +183,51 @@ static void write_job(ckpt_saver *s, ckpt_save_job *job)
     }
 }
 
+/* Under the lock. */
+static ckpt_save_job *find_job(ckpt_saver *s, int state)
+{
+    for (int i = 0; i < 2; i++)
+        if (s->jobs[i].state == state)
+            return &s->jobs[i];
+    return NULL;
+}
+
+/* Of a copy that failed nothing is written. */
+static void copy_job(ckpt_saver *s, ckpt_save_job *job)
+{
+    ckpt_err err = {0};
+    ckpt_status status = job->copy(job->self, &job->snapshot, &err);
+    ckpt_save_event event = {.step = job->step};
+    if (status != CKPT_OK)
+        event.error = strdup(err.text[0] != '\0' ? err.text : ckpt_status_text(status));
+    pthread_mutex_lock(&s->lock);
+    job->state = status == CKPT_OK ? JOB_WAITING : JOB_FREE;
+    if (status != CKPT_OK)
+        push_event(s, &event);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *copy_all(void *arg)
+{
+    ckpt_saver *s = arg;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        ckpt_save_job *job = find_job(s, JOB_COPYING); /* one at a time: begin waits for the last */
+        if (job == NULL && s->stop)
+            break;
+        if (job == NULL) {
+            pthread_cond_wait(&s->changed, &s->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        copy_job(s, job);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
 static void *work(void *arg)
 {
     ckpt_saver *s = arg;
@@ -192,7 +237,7 @@ static void *work(void *arg)
         for (int i = 0; i < 2; i++)
             if (s->jobs[i].state == JOB_WAITING && (job == NULL || s->jobs[i].step < job->step))
                 job = &s->jobs[i];
-        if (job == NULL && s->stop)
+        if (job == NULL && s->stop && find_job(s, JOB_COPYING) == NULL)
             break;
         if (job == NULL) {
             pthread_cond_wait(&s->changed, &s->lock);
@@ -229,6 +274,12 @@ ckpt_status ckpt_saver_open(ckpt_saver *s, const ckpt_snapshot_tensor *tensors, 
         status = ckpt_fail(err, CKPT_E_NOMEM, "no thread for saving");
     else
         s->started = true;
+    if (status == CKPT_OK && s->begin != NULL) {
+        if (pthread_create(&s->copier, NULL, copy_all, s) != 0)
+            status = ckpt_fail(err, CKPT_E_NOMEM, "no thread for copying");
+        else
+            s->copies = true;
+    }
 done:
     return status;
 }
@@ -257,11 +308,13 @@ ckpt_status ckpt_saver_save(ckpt_saver *s, const ckpt_snapshot_tensor *tensors, 
     if (status == CKPT_OK)
         status = ckpt_write_state(job, state, err);
     if (status == CKPT_OK)
-        status = copy(self, &job->snapshot, err);
+        status = s->begin != NULL ? s->begin(self, err) : copy(self, &job->snapshot, err);
     if (status != CKPT_OK)
         return status;
+    job->copy = copy;
+    job->self = self;
     pthread_mutex_lock(&s->lock);
-    job->state = JOB_WAITING;
+    job->state = s->begin != NULL ? JOB_COPYING : JOB_WAITING;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     *stall = ckpt_seconds_since(&start);
@@ -302,6 +355,8 @@ void ckpt_saver_close(ckpt_saver *s)
         pthread_cond_broadcast(&s->changed);
         pthread_mutex_unlock(&s->lock);
         pthread_join(s->thread, NULL);
+        if (s->copies)
+            pthread_join(s->copier, NULL);
         pthread_mutex_destroy(&s->lock);
         pthread_cond_destroy(&s->changed);
     }

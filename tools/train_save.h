@@ -1,6 +1,7 @@
 /* Saving a training run: a conversion from memory into any container, layout and mesh, on a thread of
  * its own. What training waits for is one copy of its tensors into a snapshot; there are two, so that a
- * save may still be writing while the next is taken.
+ * save may still be writing while the next is taken. A device's tensors are copied by a second thread, and
+ * training waits only before it changes them (`begin`).
  *
  *   ROOT/iter_0000020/          one checkpoint (ROOT/iter_0000020.h5 for hdf5), renamed into place whole
  *   ROOT/latest_checkpointed_iteration.txt    "20", replaced after it; as Megatron-LM names the newest
@@ -46,6 +47,9 @@ typedef struct ckpt_save_state {
     const ckpt_json *args;     /* members for Megatron's args, or NULL */
 } ckpt_save_state;
 
+/* Called by the caller's thread just before a copy that another thread will make. */
+typedef ckpt_status (*ckpt_save_begin)(void *self, ckpt_err *err);
+
 /* Copy live values into s->data at the offsets of s->tensors. Of a copy that failed nothing is written. */
 typedef ckpt_status (*ckpt_save_copy)(void *self, const ckpt_snapshot *s, ckpt_err *err);
 
@@ -60,6 +64,9 @@ typedef struct ckpt_saver {
     const char *run_name;     /* only its checkpoints are removed */
     const char *quant_policy; /* stored text, or NULL: none is written */
     bool approximate, allow_unknown;
+    ckpt_save_begin
+        begin; /* NULL: ckpt_saver_save copies. Else copies run on a thread of their own,
+                              beside the caller, which keeps the values until they end */
     ckpt_save_format formats[CKPT_SAVE_FORMATS];
     size_t n_formats;
     ckpt_sidecars sidecars;
@@ -67,8 +74,9 @@ typedef struct ckpt_saver {
     bool set_dtype;
     int lock_fd; /* -1: none */
     /* below: shared with the thread, under lock */
-    ckpt_save_job *jobs; /* two */
-    pthread_t thread;
+    ckpt_save_job *jobs;      /* two */
+    pthread_t thread, copier; /* copier: with begin */
+    bool copies;              /* it has been started */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool started, stop;

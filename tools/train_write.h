@@ -8,6 +8,8 @@ struct ckpt_save_job {
     int state; /* of the thread */
     ckpt_snapshot snapshot;
     bool open;
+    ckpt_status (*copy)(void *self, const ckpt_snapshot *s, ckpt_err *err); /* the copier's */
+    void *self;
     int64_t step;
     ckpt_json *training, *common, *args; /* own copies; common and args may be NULL */
 };

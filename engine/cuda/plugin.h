@@ -13,6 +13,7 @@
 #include "move.h"
 #include "ops.h"
 #include "parts.h"
+#include "tap.h"
 #include "quant.h"
 
 #ifdef __cplusplus
@@ -26,6 +27,7 @@ extern "C" {
     X(cards) X(open) X(close) X(alloc) X(free) X(put) X(get) X(copy) X(zero) X(wait)                        \
     X(pipe_open) X(pipe_close) X(pipe_next) X(pipe_send) X(pipe_wait)                              \
     X(capture_begin) X(capture_end) X(graph_launch) X(graph_size) X(graph_free)                    \
+    X(tap_open) X(tap_close) X(tap_mark) X(tap_start) X(tap_take)                                  \
     X(work) X(rmsnorm) X(rmsnorm_bwd) X(gated_rmsnorm) X(gated_rmsnorm_bwd) X(l2norm) X(l2norm_bwd)\
     X(conv) X(conv_bwd) X(gate) X(gate_bwd) X(sigmoid) X(sigmoid_bwd)                              \
     X(swiglu) X(swiglu_bwd) X(relu2) X(relu2_bwd) X(embed) X(embed_bwd) X(xent)                    \

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "beside.h"
 #include "checked.h"
 #include "device/context.h"
 #include "graph.h"
@@ -297,6 +298,7 @@ ckpt_status ckpt_trainer_open(ckpt_trainer *t, const ckpt_model *base,
         CKPT_CHECK(ckpt_spread_open(t, err));
     CKPT_CHECK(make_batch(t, err));
     CKPT_CHECK(reserve(t, err));
+    CKPT_CHECK(ckpt_beside_open(t, err));
     if (t->master != NULL) {
         CKPT_CHECK(ckpt_eng_move(&t->e, t->master, t->net.data,
                                  (size_t)t->net.n_elements * sizeof *t->master, err));
@@ -310,6 +312,7 @@ done:
 
 void ckpt_trainer_close(ckpt_trainer *t)
 {
+    ckpt_beside_close(t);
     if (t->graphs != NULL) {
         const ckpt_status ended = t->e.device->api->wait(&t->e.device->card, NULL);
         (void)ended; /* what failed was a step's, which said so */
@@ -619,6 +622,7 @@ static ckpt_status update(ckpt_trainer *t, ckpt_train_report *r, ckpt_err *err)
     step.wd = r->wd = ckpt_schedule_wd(&t->schedule, t->state.samples);
     r->clipped = step.grad_scale < 1;
     float *w = t->master != NULL ? t->master : t->net.data;
+    ckpt_beside_wait(t);
     ckpt_status status = step_all(t, &step, w, err);
     return status != CKPT_OK ? status : settle(t, err);
 }
@@ -752,5 +756,20 @@ ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list,
     }
 done:
     free(whole);
+    return status;
+}
+
+ckpt_status ckpt_trainer_copy_beside(ckpt_trainer *t, const ckpt_snapshot_tensor *list, size_t n,
+                                     uint8_t *data, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    for (size_t k = 0; k < n && status == CKPT_OK; k++) {
+        const size_t i = param_of(t, list[k].param);
+        bool state;
+        const float *from = flat_of(t, &list[k], &state) + t->slots[i].at;
+        status = ckpt_beside_bring(t, from, t->net.params[i].n, list[k].dtype == CKPT_BF16,
+                                   data + list[k].offset, err);
+    }
+    ckpt_beside_end(t);
     return status;
 }

@@ -99,6 +99,7 @@ typedef struct ckpt_trainer {
     int32_t *ids, *labels;
     int64_t *cu, *counts; /* counts: [n_blocks, E] of the step, NULL without experts to balance */
     int64_t n_counts, experts;
+    struct ckpt_beside *beside;     /* copies while steps run (beside.h), or NULL */
     struct ckpt_eng_graphs *graphs; /* of one device (graph.h); NULL: none */
     ckpt_train_span *runs;          /* several ranks */
     size_t n_runs;
@@ -142,5 +143,13 @@ ckpt_status ckpt_trainer_tensors(const ckpt_trainer *t, ckpt_snapshot_tensor **l
  * ranks and is kept at a time is one tensor. */
 ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list, size_t n,
                               uint8_t *data, ckpt_err *err) CKPT_MUST_USE;
+/* Where t->beside is set - a device of one process -, the same while the next step runs: `begin` by the
+ * trainer's thread, then copy_beside by another one, always, with the values of the moment of begin. The
+ * step waits for its end before it changes what is copied. */
+ckpt_status ckpt_trainer_copy_begin(ckpt_trainer *t, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_trainer_copy_beside(ckpt_trainer *t, const ckpt_snapshot_tensor *list, size_t n,
+                                     uint8_t *data, ckpt_err *err) CKPT_MUST_USE;
+/* Is a step waiting for a copy? From any thread. */
+bool ckpt_trainer_waits(const ckpt_trainer *t);
 
 #endif

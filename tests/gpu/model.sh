@@ -18,6 +18,8 @@ parts=("$@")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
+# shellcheck source=tests/gpu/block.bash
+. "$here/block.bash"
 failed=()
 
 models='hf/kimi_linear_tiny hf/deepseek_v3_tiny hf/deepseek_v3_tiny_noq hf/qwen3_next_tiny hf/llama_tiny_tied
@@ -96,24 +98,13 @@ part_train() {
     fi
     awk -v a="$a" -v b="$b" 'BEGIN { r = (b - a) / a; exit !(r < 0.02 && r > -0.02) }'
 }
-# A block of Kimi-Linear's shape, KDA and its MLP, steps of one sequence of T tokens, between an embedding and
-# a head of 256 columns: time, TFLOP/s and MFU of the metrics (FLOPs formula of inspect --flops, median of the
-# steps after the third). A step is forward, backward, norm and AdamW; AdamW's share is in OPS_NOTES.md.
-# HIDDEN, HEADS, HEAD, FFN and T give a smaller one. Beside it PyTorch and FLA, where WHEELS has FLA.
+# The block of block.bash, steps of one sequence of T tokens: time, TFLOP/s and MFU of the metrics (FLOPs formula
+# of inspect --flops, median of the steps after the third). A step is forward, backward, norm and AdamW; AdamW's
+# share is in OPS_NOTES.md. HIDDEN, HEADS, HEAD, FFN and T give a smaller one. Beside it PyTorch and FLA, where
+# WHEELS has FLA.
 part_block() {
     local T=${T:-8192} HIDDEN=${HIDDEN:-2304} HEADS=${HEADS:-32} HEAD=${HEAD:-128} FFN=${FFN:-9216}
-    cat >block.json <<J
-{"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_size": $HIDDEN,
- "num_hidden_layers": 1, "vocab_size": 256, "intermediate_size": $FFN, "num_attention_heads": $HEADS,
- "num_key_value_heads": $HEADS, "kv_lora_rank": 512, "q_lora_rank": null, "qk_nope_head_dim": 128,
- "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": true, "rms_norm_eps": 1e-5, "hidden_act": "silu",
- "first_k_dense_replace": 1, "tie_word_embeddings": false, "num_experts": 8, "num_experts_per_token": 2,
- "moe_intermediate_size": 1024, "num_shared_experts": 1, "moe_renormalize": true, "num_expert_group": 1,
- "topk_group": 1, "routed_scaling_factor": 2.446, "rope_theta": 10000.0, "initializer_range": 0.02,
- "model_max_length": $T,
- "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "head_dim": $HEAD, "num_heads": $HEADS,
- "short_conv_kernel_size": 4}}
-J
+    block_config "$HIDDEN" "$HEADS" "$HEAD" "$FFN" "$T" >block.json
     head -c $((64 * T)) /dev/urandom >bytes.bin
     "$ckpt" train --init block.json --device cuda --dtype bf16 --steps "${STEPS:-20}" --data bytes.bin \
         --data-type bytes --seq-len "$T" --batch 1 --metrics block.jsonl --peak-tflops "${PEAK:-989}" \

@@ -1,0 +1,130 @@
+/* Copies beside steps (beside.h). */
+#include "beside.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checked.h"
+#include "optim.h"
+
+#define PIECE ((int64_t)1 << 20) /* elements that a pinned buffer holds */
+
+struct ckpt_beside {
+    ckpt_cuda_tap *tap;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool copying, waited; /* under lock */
+};
+
+ckpt_status ckpt_beside_open(ckpt_trainer *t, ckpt_err *err)
+{
+    if (t->e.device == NULL || t->e.par != NULL)
+        return CKPT_OK;
+    struct ckpt_beside *b = calloc(1, sizeof *b);
+    if (b == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for copies");
+    const ckpt_cuda_plugin *api = t->e.device->api;
+    ckpt_status status =
+        api->tap_open(&t->e.device->card, (size_t)PIECE * sizeof(float), &b->tap, err);
+    if (status == CKPT_OK && pthread_mutex_init(&b->lock, NULL) != 0)
+        status = ckpt_fail(err, CKPT_E_NOMEM, "no lock for copies");
+    if (status == CKPT_OK && pthread_cond_init(&b->changed, NULL) != 0) {
+        pthread_mutex_destroy(&b->lock);
+        status = ckpt_fail(err, CKPT_E_NOMEM, "no condition for copies");
+    }
+    if (status == CKPT_OK) {
+        t->beside = b;
+        return CKPT_OK;
+    }
+    api->tap_close(b->tap);
+    free(b);
+    return status;
+}
+
+void ckpt_beside_wait(ckpt_trainer *t)
+{
+    struct ckpt_beside *b = t->beside;
+    if (b == NULL)
+        return;
+    pthread_mutex_lock(&b->lock);
+    while (b->copying) {
+        b->waited = true;
+        pthread_cond_wait(&b->changed, &b->lock);
+    }
+    pthread_mutex_unlock(&b->lock);
+}
+
+bool ckpt_trainer_waits(const ckpt_trainer *t)
+{
+    struct ckpt_beside *b = t->beside;
+    if (b == NULL)
+        return false;
+    pthread_mutex_lock(&b->lock);
+    const bool waits = b->copying && b->waited;
+    pthread_mutex_unlock(&b->lock);
+    return waits;
+}
+
+void ckpt_beside_close(ckpt_trainer *t)
+{
+    struct ckpt_beside *b = t->beside;
+    if (b == NULL)
+        return;
+    ckpt_beside_wait(t);
+    t->e.device->api->tap_close(b->tap);
+    pthread_cond_destroy(&b->changed);
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+    t->beside = NULL;
+}
+
+ckpt_status ckpt_trainer_copy_begin(ckpt_trainer *t, ckpt_err *err)
+{
+    struct ckpt_beside *b = t->beside;
+    if (b == NULL)
+        return ckpt_fail(err, CKPT_E_INTERNAL, "a copy beside steps without a device of its own");
+    ckpt_beside_wait(t);
+    ckpt_status status = t->e.device->api->tap_mark(b->tap, err);
+    if (status != CKPT_OK)
+        return status;
+    pthread_mutex_lock(&b->lock);
+    b->copying = true;
+    b->waited = false;
+    pthread_mutex_unlock(&b->lock);
+    return CKPT_OK;
+}
+
+void ckpt_beside_end(ckpt_trainer *t)
+{
+    struct ckpt_beside *b = t->beside;
+    pthread_mutex_lock(&b->lock);
+    b->copying = false;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+ckpt_status ckpt_beside_bring(ckpt_trainer *t, const float *from, int64_t n, bool bf16, void *out,
+                              ckpt_err *err)
+{
+    const ckpt_cuda_plugin *api = t->e.device->api;
+    ckpt_cuda_tap *tap = t->beside->tap;
+    ckpt_status status = CKPT_OK;
+    int64_t begun = 0;
+    for (int64_t at = 0; at < n; at += PIECE) {
+        const void *buffer = NULL;
+        const int64_t here = ckpt_min_i64(PIECE, n - at);
+        while (begun < n && begun <= at + PIECE) { /* this piece and the one after it */
+            const size_t bytes = (size_t)ckpt_min_i64(PIECE, n - begun) * sizeof *from;
+            CKPT_CHECK(api->tap_start(tap, from + begun, bytes, err));
+            begun += PIECE;
+        }
+        CKPT_CHECK(api->tap_take(tap, &buffer, err));
+        if (bf16)
+            ckpt_optim_round_bf16(&t->e, here, buffer, NULL, (uint16_t *)out + at);
+        else
+            memcpy((float *)out + at, buffer, (size_t)here * sizeof *from);
+    }
+done:
+    return status;
+}
