@@ -336,7 +336,8 @@ ckpt_status ckpt_cuda_matmul(const ckpt_cuda *c, const ckpt_cuda_product *p, ckp
         return status;
 #ifdef CKPT_CUDA_EMULATE
     if (plain(c)) {
-        plain_loops(p);
+        const ckpt_cuda_product own = *p;
+        emu::perform([=] { plain_loops(&own); });
         return CKPT_OK;
     }
 #endif
@@ -416,7 +417,7 @@ static ckpt_status experts(const ckpt_cuda *c, int64_t E, int64_t n, const int64
         return status;
 #ifdef CKPT_CUDA_EMULATE
     if (plain(c)) {
-        plain_group(g);
+        emu::perform([=] { plain_group(g); });
         return CKPT_OK;
     }
 #endif
