@@ -52,6 +52,12 @@ done:
     return status;
 }
 
+ckpt_status ENG(bring_cut)(ckpt_eng *e, const ckpt_eng_cut *c, ckpt_err *err)
+{
+    (void)c;
+    return ckpt_eng_check(e, err);
+}
+
 /* ---- softmax attention ----------------------------------------------------------------------- */
 
 static const int64_t *counts_of(const ckpt_eng *e, int64_t width)

@@ -40,6 +40,10 @@ ckpt_status ckpt_eng_cut_of(const ckpt_eng *e, const ckpt_eng_seq *whole, ckpt_e
                             ckpt_err *err) CKPT_MUST_USE;
 void ckpt_eng_cut_free(ckpt_eng_cut *c); /* or of zeros */
 
+/* Make known where the operations are what of it they read, after bring_seq of c->own (move.h). On a
+ * device: arena memory. */
+ckpt_status ENG(bring_cut)(ckpt_eng *e, const ckpt_eng_cut *c, ckpt_err *err) CKPT_MUST_USE;
+
 /* Several rows of the sequence at a rank's border, one after the other in `x` [n]: wait for the rank
  * before, let `make` fill `next` [n] from it, hand that on. With `back` the same against the order.
  * Where no sequence goes on, x is zeros. */

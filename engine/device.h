@@ -21,6 +21,12 @@ typedef struct ckpt_eng_device {
     char name[128];
     const int64_t *cu;  /* offsets that the newest bring_seq brought (this process's) ... */
     int64_t *on_device; /* ... and where they are */
+    /* Of a micro-batch cut over ranks, on the device (cut.h: bring_cut); whole_cu NULL: there is none. */
+    const int64_t *whole_cu; /* this process's offsets of the whole, */
+    int64_t *whole;          /* there; */
+    int32_t *order,
+        *place; /* tokens by the rank that works on them, and where each stands in that; */
+    struct ckpt_cuda_part *parts;
 } ckpt_eng_device;
 
 /* Load the plug-in `path` and open card `number`, of as many as there are: ranks beyond them share. */

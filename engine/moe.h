@@ -23,7 +23,8 @@ typedef struct ENG(moe_params) {
     ENG(mlp_params) * experts;   /* E of them */
     ENG(mlp_params) shared;
     real *shared_gate; /* [1, H] or NULL */
-    void **table;      /* on a device: its [3, E] gate, up, down of experts; else NULL */
+    void **table; /* on a device: its [3, E] gate, up, down of the experts that this rank holds;
+                          else NULL */
 } ENG(moe_params);
 
 typedef struct ENG(moe_saved) {

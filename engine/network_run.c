@@ -633,6 +633,8 @@ static ckpt_status run_all(pass *p)
     p->loss = ckpt_eng_take(p->e, T, sizeof(wreal));
     CKPT_CHECK(take_results(p));
     CKPT_CHECK(ENG(bring_seq)(p->e, p->seq, p->err));
+    if (p->seq != p->batch->seq)
+        CKPT_CHECK(ENG(bring_cut)(p->e, p->e->par->cut, p->err));
     CKPT_CHECK(bring_batch(p));
     CKPT_CHECK(make_tables(p));
     status = repeats(p, &key) ? ckpt_eng_graph_run(p->e, &key, run_trunk, &k, p->err)

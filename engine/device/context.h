@@ -36,12 +36,15 @@ static inline ckpt_status with_work(ckpt_eng *e, size_t bytes, ckpt_cuda *c, ckp
     return ckpt_eng_check(e, err);
 }
 
-/* Offsets of the sequences that the newest bring_seq brought. */
+/* Offsets of the sequences that the newest bring_seq brought, or of the batch that they are a cut of. */
 static inline ckpt_status seq_of(const ckpt_eng *e, const ckpt_eng_seq *seq, ckpt_cuda_seq *out,
                                  ckpt_err *err)
 {
-    *out = (ckpt_cuda_seq){.n = seq->n, .tokens = ckpt_eng_tokens(seq), .cu = e->device->on_device};
-    if (seq->cu != e->device->cu)
+    const ckpt_eng_device *d = e->device;
+    const bool whole = d->whole_cu != NULL && seq->cu == d->whole_cu;
+    *out = (ckpt_cuda_seq){
+        .n = seq->n, .tokens = ckpt_eng_tokens(seq), .cu = whole ? d->whole : d->on_device};
+    if (seq->cu != d->cu && !whole)
         return ckpt_fail(err, CKPT_E_INTERNAL, "sequences that are not on the device");
     return CKPT_OK;
 }

@@ -1,4 +1,4 @@
-/* Router and experts on a device: moe_internal.h with one process. Routing is f32 whatever activations
+/* Router and experts on a device: moe_internal.h (moe_ep.c: on several ranks). Routing is f32 whatever activations
  * are; sizes that the routing decides stay on the device, so nothing waits for them.
  * Formulas: engine/router.c, engine/moe_rows.c. */
 #include "moe_internal.h"

@@ -97,6 +97,7 @@ ckpt_status ENG(bring_seq)(ckpt_eng *e, const ckpt_eng_seq *seq, ckpt_err *err)
 {
     e->device->on_device = ckpt_eng_take(e, seq->n + 1, sizeof *seq->cu);
     e->device->cu = seq->cu;
+    e->device->whole_cu = NULL;
     ckpt_status status = ckpt_eng_check(e, err);
     if (status != CKPT_OK || e->dry || seq->n == 0)
         return status;

@@ -103,17 +103,19 @@ done:
     return status;
 }
 
-/* The experts' matrices, as arrays of pointers on the device. */
-static ckpt_status table_of(const ckpt_eng *e, int64_t E, ENG(moe_params) * p, ckpt_err *err)
+/* Matrices of the experts that this rank holds, as arrays of pointers on the device. */
+static ckpt_status table_of(const ckpt_eng *e, int64_t all, ENG(moe_params) * p, ckpt_err *err)
 {
+    const int64_t ep = e->par != NULL ? e->par->ep : 1, x = e->par != NULL ? e->par->x : 0;
+    const int64_t lo = ckpt_part_at(all, ep, x), E = ckpt_part_at(all, ep, x + 1) - lo;
     real **rows = calloc(3 * (size_t)E + 1, sizeof *rows);
     ckpt_status status;
     if (rows == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %lld experts", (long long)E);
     for (int64_t i = 0; i < E; i++) {
-        rows[i] = p->experts[i].gate;
-        rows[E + i] = p->experts[i].up;
-        rows[2 * E + i] = p->experts[i].down;
+        rows[i] = p->experts[lo + i].gate;
+        rows[E + i] = p->experts[lo + i].up;
+        rows[2 * E + i] = p->experts[lo + i].down;
     }
     CKPT_CHECK(ckpt_eng_memory_new(e, 3 * E, sizeof *rows, (void **)(void *)&p->table, err));
     CKPT_CHECK(ckpt_eng_put(e, p->table, rows, (size_t)(3 * E) * sizeof *rows, err));

@@ -32,6 +32,12 @@ close_to cp2.jsonl end.jsonl 1e-5
 rc 0 train --resume tp2/iter_0000002 "${data[@]}" --steps 4 --metrics tp1.jsonl
 close_to tp1.jsonl end.jsonl 1e-5
 
+# Sequences cut over ranks, experts cut over ranks.
+rc 0 train "${run[@]}" --steps 2 --launch 2 --cp 2 --cp-mode chunks --micro-batch 1 --metrics chunks.jsonl
+close_to chunks.jsonl begin.jsonl 1e-5
+rc 0 train "${run[@]}" --steps 2 --launch 2 --ep 2 --metrics ep2.jsonl
+close_to ep2.jsonl begin.jsonl 1e-5
+
 rc 0 train "${run[@]}" --steps 2 --optimizer muon --metrics muon.jsonl
 rc 0 train "${run[@]}" --steps 2 --optimizer muon --launch 2 --tp 2 --metrics muon2.jsonl
 close_to muon2.jsonl muon.jsonl 1e-5
