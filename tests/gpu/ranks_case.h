@@ -31,6 +31,14 @@ typedef struct ranks_mesh {
     ckpt_eng_cp_mode mode;
 } ranks_mesh;
 
+/* What moves between ranks, by the form of an exchange. */
+typedef enum ranks_kind {
+    RANKS_GATHER, /* one piece to all: gathers, small sums */
+    RANKS_DEAL,   /* a piece to each: rows of experts, pieces of sums */
+    RANKS_PASS,   /* from one rank to one other: states, rows of convolutions */
+    RANKS_KINDS
+} ranks_kind;
+
 typedef struct ranks_job {
     const char *path; /* of a checkpoint */
     int64_t B, S;     /* sequences of all data-parallel ranks, tokens of each */
@@ -38,6 +46,7 @@ typedef struct ranks_job {
     bool bf16, recompute, share; /* share: all ranks on one card */
     const char *library;         /* NCCL's, or NULL */
     int repeats;                 /* beyond the first */
+    bool watch;                  /* then one more, every exchange of it waited for and timed */
 } ranks_job;
 
 typedef struct ranks_out {
@@ -47,6 +56,9 @@ typedef struct ranks_out {
     double loss;
     double load;                   /* s: opening, reading and sending the parameters */
     double seconds[RANKS_REPEATS]; /* of a forward and backward with the sum of gradients */
+    /* Of every rank's watched pass: exchanges during forward and backward by kind, the sum of gradients,
+     * all of it, s. */
+    double moved[RANKS_MOST][RANKS_KINDS], sums[RANKS_MOST], all[RANKS_MOST];
     int64_t n;
     float grads[]; /* of all parameters, in order of names */
 } ranks_out;
@@ -90,6 +102,49 @@ static inline ranks_out *ranks_room(const char *path)
     return out;
 }
 
+/* ---- a watched pass -------------------------------------------------------------------------- */
+
+/* Of this process: a rank. */
+static struct {
+    const ckpt_comm_ops *real;
+    const ckpt_eng_device *device;
+    double moved[RANKS_KINDS];
+    bool on;
+} ranks_watched;
+
+/* The exchange that was there, between waits for the device, its time by the form of it. */
+static bool ranks_exchange(void *self, const void *const *send, const uint64_t *send_n,
+                           void *const *recv, const uint64_t *recv_n, char *msg, size_t cap)
+{
+    const ckpt_eng_device *d = ranks_watched.device;
+    int sent = 0, same = 1, received = 0;
+    bool there = ranks_watched.on && d->api->wait(&d->card, NULL) == CKPT_OK;
+    double start = ranks_now();
+    bool ok = ranks_watched.real->exchange(self, send, send_n, recv, recv_n, msg, cap);
+    if (!there || d->api->wait(&d->card, NULL) != CKPT_OK)
+        return ok;
+    for (int r = 0; r < 2; r++) { /* two ranks */
+        same = same && send[r] == send[0];
+        sent += send_n[r] > 0;
+        received += recv_n[r] > 0;
+    }
+    ranks_watched.moved[sent + received == 1 ? RANKS_PASS
+                        : same               ? RANKS_GATHER
+                                             : RANKS_DEAL] += ranks_now() - start;
+    return ok;
+}
+
+/* Before groups are split off: they take the table over. */
+static inline void ranks_watch(ckpt_comm *world, const ckpt_eng_device *d)
+{
+    static ckpt_comm_ops table;
+    ranks_watched.real = world->ops;
+    ranks_watched.device = d;
+    table = *world->ops;
+    table.exchange = ranks_exchange;
+    world->ops = &table;
+}
+
 typedef struct ranks_rank {
     const ranks_job *job;
     ranks_out *out;
@@ -102,6 +157,7 @@ typedef struct ranks_rank {
     ckpt_model model;
     ENG(network) net;
     const ckpt_eng_networks *api;
+    char way[160];
 } ranks_rank;
 
 static inline ckpt_status ranks_open(ranks_rank *r, ckpt_comm_host *h, ckpt_err *err)
@@ -120,6 +176,9 @@ static inline ckpt_status ranks_open(ranks_rank *r, ckpt_comm_host *h, ckpt_err 
             .device = card, .stream = r->device.card.stream, .library = r->job->library};
         CKPT_CHECK(ckpt_comm_host_join(h, r->rank, &host, err));
         CKPT_CHECK(ckpt_cuda_comm_open(&host, &way, &r->world, err));
+        snprintf(r->way, sizeof r->way, "%s", ckpt_cuda_comm_way(&r->world));
+        if (r->job->watch)
+            ranks_watch(&r->world, &r->device);
         CKPT_CHECK(ckpt_eng_par_open(&r->par, &r->world, m->tp, m->cp, m->dp, m->ep, m->mode, err));
         r->e.par = &r->par;
     }
@@ -150,6 +209,26 @@ done:
     return status;
 }
 
+static inline ckpt_status ranks_watch_pass(ranks_rank *r, const ENG(batch) * batch, ckpt_err *err)
+{
+    ENG(run) run = {.backward = true, .recompute = r->job->recompute, .mtp_coef = 0.1};
+    double start = ranks_now(), between;
+    ckpt_status status;
+    ranks_watched.on = true;
+    CKPT_CHECK(r->api->zero_grads(&r->net, err));
+    CKPT_CHECK(r->api->run(&r->e, &r->net, batch, &run, err));
+    CKPT_CHECK(r->device.api->wait(&r->device.card, err));
+    between = ranks_now();
+    memcpy(r->out->moved[r->rank], ranks_watched.moved, sizeof ranks_watched.moved);
+    CKPT_CHECK(r->api->sum_grads(&r->e, &r->net, err));
+    CKPT_CHECK(r->device.api->wait(&r->device.card, err));
+    r->out->sums[r->rank] = ranks_now() - between;
+    r->out->all[r->rank] = ranks_now() - start;
+    ranks_watched.on = false;
+done:
+    return status;
+}
+
 static inline ckpt_status ranks_run(ranks_rank *r, ckpt_err *err)
 {
     const ranks_job *j = r->job;
@@ -172,6 +251,8 @@ static inline ckpt_status ranks_run(ranks_rank *r, ckpt_err *err)
         if (r->rank == 0)
             r->out->seconds[i] = ranks_now() - start;
     }
+    if (j->watch && r->size > 1)
+        CKPT_CHECK(ranks_watch_pass(r, &batch, err));
     for (size_t i = 0; i < r->net.n_params; i++) {
         const ENG(param) *p = &r->net.params[i];
         int64_t n = 0;
@@ -196,8 +277,7 @@ static inline void ranks_main(const ranks_job *j, ranks_out *out, ckpt_comm_host
     if (rank == 0)
         out->load = ranks_now() - start;
     if (status == CKPT_OK && rank == 0)
-        snprintf(out->way, sizeof out->way, "%s",
-                 size > 1 ? ckpt_cuda_comm_way(&r.world) : "one card");
+        snprintf(out->way, sizeof out->way, "%s", size > 1 ? r.way : "one card");
     if (status == CKPT_OK)
         status = ranks_run(&r, &err);
     if (status != CKPT_OK && ckpt_comm_host_speak(h))
