@@ -313,6 +313,7 @@ const ckpt_command ckpt_cmd_gate = {
     .max_operands = 1,
     .writes = true,
     .run = run,
+    .examples = "  ckpt gate gate.json --junit gate.xml --cache .ckpt-gate-cache\n",
     .notes =
         "FILE declares sources (with pinned roots), targets and cases in JSON:\n"
         "  {\"gate\": 1,\n"

@@ -794,7 +794,7 @@ const ckpt_command ckpt_cmd_inspect = {
     .only_reads = ckpt_tool_only_reads,
     .defaults = defaults,
     .run = run,
-    .notes =
-        "The glob is matched against stored and canonical names. --verbose lists the canonical\n"
-        "tensors that each stored tensor holds.\n",
+    .notes = "The glob is matched against stored and canonical names. --verbose lists the\n"
+             "canonical tensors that each stored tensor holds.\n",
+    .examples = "  ckpt inspect run/ 'blocks.0.*' --stats\n",
 };

@@ -253,7 +253,7 @@ const ckpt_command ckpt_cmd_report = {
     .writes = true,
     .run = run,
     .notes = "FILE is a run's metrics.jsonl (or its directory), several overlaid; or what diff,\n"
-             "verify, convert --dry-run (the shard map), study or gate wrote with --json:\n"
-             "  ckpt diff a/ b/ --json > drift.json; ckpt report run/ resumed/ drift.json\n"
+             "verify, convert --dry-run (the shard map), study or gate wrote with --json.\n"
              "The page needs no network and no script.\n",
+    .examples = "  ckpt diff a/ b/ --json > drift.json; ckpt report run/ resumed/ drift.json\n",
 };

@@ -170,6 +170,8 @@ const ckpt_command ckpt_cmd_sign = {
     .max_operands = 1,
     .writes = true,
     .run = run,
+    .examples = "  ckpt sign kimi/ --key private.pem\n"
+                "  ckpt verify kimi/ --signature public.pem\n",
     .notes =
         "The signature is a DSSE envelope over an in-toto statement in a Sigstore bundle, as\n"
         "`model_signing verify key` reads it (ECDSA keys). `ckpt verify --signature PUBLIC-KEY`\n"

@@ -554,6 +554,8 @@ const ckpt_command ckpt_cmd_study = {
     .only_reads = only_reads,
     .defaults = defaults,
     .run = run,
+    .examples =
+        "  ckpt study kimi/ --data tokens.bin --json > study.json; ckpt report study.json\n",
     .notes =
         "Variants: plain, exact_matmul, fp8_operands, fp8_with_state, nvfp4_operands,\n"
         "fp16_accumulation, and every --policy FILE. All start from the same weights and see the\n"
