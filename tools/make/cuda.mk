@@ -67,6 +67,8 @@ $(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/att
     $(BUILD)/tests/gpu/two_gpu.o: \
     CPPFLAGS += -isystem $(dir $(NVCC))../include
 
+-include $(patsubst %,$(BUILD)/tests/gpu/%.d,kda_gpu ops_gpu attn_gpu quant_gpu two_gpu)
+
 # Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
 $(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h tests/gpu/emulate_wgmma.h
 	$(call say,CXX,$< emulated)
