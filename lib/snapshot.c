@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define OBJECTS_LIMIT ((uint64_t)64 << 20) /* bytes, all together */
 
@@ -179,6 +181,19 @@ static ckpt_status take_objects(ckpt_snapshot *s, ckpt_source *from, ckpt_err *e
     s->object_bytes = total;
 done:
     return status;
+}
+
+void ckpt_snapshot_populate(const ckpt_snapshot *s)
+{
+#ifdef MADV_POPULATE_WRITE /* Linux 5.14 */
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE),
+                    first = ((uintptr_t)s->data + page - 1) / page * page,
+                    last = ((uintptr_t)s->data + s->bytes) / page * page;
+    if (s->data != NULL && last > first)
+        (void)madvise((void *)first, last - first, MADV_POPULATE_WRITE);
+#else
+    (void)s;
+#endif
 }
 
 ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,

@@ -33,6 +33,9 @@ typedef struct ckpt_snapshot {
 ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,
                                const ckpt_snapshot_tensor *tensors, size_t n,
                                ckpt_err *err) CKPT_MUST_USE;
+/* Has the kernel give the memory its pages now, where it can, so that the first copy does not wait for them.
+ * By any thread, also while the memory is written. */
+void ckpt_snapshot_populate(const ckpt_snapshot *s);
 /* Safe on a zeroed structure. */
 void ckpt_snapshot_close(ckpt_snapshot *s);
 

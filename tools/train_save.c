@@ -211,6 +211,7 @@ static void copy_job(ckpt_saver *s, ckpt_save_job *job)
 static void *copy_all(void *arg)
 {
     ckpt_saver *s = arg;
+    ckpt_snapshot_populate(&s->jobs[0].snapshot);
     pthread_mutex_lock(&s->lock);
     for (;;) {
         ckpt_save_job *job = find_job(s, JOB_COPYING); /* one at a time: begin waits for the last */
