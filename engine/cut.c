@@ -60,23 +60,6 @@ ckpt_status ENG(bring_cut)(ckpt_eng *e, const ckpt_eng_cut *c, ckpt_err *err)
 
 /* ---- softmax attention ----------------------------------------------------------------------- */
 
-static const int64_t *counts_of(const ckpt_eng *e, int64_t width)
-{
-    ckpt_eng_cut *c = e->par->cut;
-    for (int i = 0; i < e->par->cp; i++)
-        c->counts[i] = (c->at[i + 1] - c->at[i]) * width;
-    return c->counts;
-}
-
-/* Rows of every rank in elements; which: of two such lists that are in use at a time. */
-static const int64_t *scaled(const ckpt_eng *e, const int64_t *rows, int64_t width, int which)
-{
-    int64_t *to = e->par->cut->counts + which * e->par->cp;
-    for (int i = 0; i < e->par->cp; i++)
-        to[i] = rows[i] * width;
-    return to;
-}
-
 /* Keys and values of the whole batch, from the arena. */
 static ckpt_status gather_keys(ckpt_eng *e, const ckpt_eng_attention *a, const real *k,
                                const real *v, real **all_k, real **all_v, ckpt_err *err)
@@ -88,10 +71,10 @@ static ckpt_status gather_keys(ckpt_eng *e, const ckpt_eng_attention *a, const r
     CKPT_CHECK(ckpt_eng_check(e, err));
     if (e->dry)
         goto done;
-    CKPT_CHECK(
-        ckpt_comm_allgather(&e->par->context, sizeof(real), k, counts_of(e, dk), *all_k, err));
-    CKPT_CHECK(
-        ckpt_comm_allgather(&e->par->context, sizeof(real), v, counts_of(e, dv), *all_v, err));
+    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), k, ckpt_cut_counts(e, dk),
+                                   *all_k, err));
+    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), v, ckpt_cut_counts(e, dv),
+                                   *all_v, err));
 done:
     return status;
 }
@@ -107,7 +90,8 @@ static ckpt_status deal_rows(ckpt_eng *e, int64_t width, const real *x, real *ro
     if (status == CKPT_OK && !e->dry) {
         for (int64_t i = 0; i < c->n; i++)
             memcpy(send + i * width, x + c->order[i] * width, (size_t)width * sizeof *x);
-        const int64_t *out = scaled(e, c->out, width, 0), *in = scaled(e, c->in, width, 1);
+        const int64_t *out = ckpt_cut_scaled(e, c->out, width, 0),
+                      *in = ckpt_cut_scaled(e, c->in, width, 1);
         status = ckpt_comm_alltoall(&e->par->context, sizeof *send, send, out, rows, in, err);
     }
     ckpt_eng_drop(e, mark);
@@ -122,7 +106,8 @@ static ckpt_status return_rows(ckpt_eng *e, int64_t width, const real *rows, rea
     real *recv = ckpt_eng_take(e, c->n * width, sizeof *recv);
     ckpt_status status = ckpt_eng_check(e, err);
     if (status == CKPT_OK && !e->dry) {
-        const int64_t *out = scaled(e, c->out, width, 0), *in = scaled(e, c->in, width, 1);
+        const int64_t *out = ckpt_cut_scaled(e, c->out, width, 0),
+                      *in = ckpt_cut_scaled(e, c->in, width, 1);
         status = ckpt_comm_alltoall(&e->par->context, sizeof *recv, rows, in, recv, out, err);
         for (int64_t i = 0; status == CKPT_OK && i < c->n; i++)
             memcpy(x + c->order[i] * width, recv + i * width, (size_t)width * sizeof *x);
@@ -215,8 +200,10 @@ ckpt_status ENG(attention_cut_bwd)(ckpt_eng *e, const ckpt_eng_attention *a,
     CKPT_CHECK(return_rows(e, a->N * a->DK, d.dq, dq, err));
     if (e->dry)
         goto done;
-    CKPT_CHECK(ckpt_comm_reduce_scatter(&e->par->context, type, all_dk, counts_of(e, nk), dk, err));
-    CKPT_CHECK(ckpt_comm_reduce_scatter(&e->par->context, type, all_dv, counts_of(e, nv), dv, err));
+    CKPT_CHECK(
+        ckpt_comm_reduce_scatter(&e->par->context, type, all_dk, ckpt_cut_counts(e, nk), dk, err));
+    CKPT_CHECK(
+        ckpt_comm_reduce_scatter(&e->par->context, type, all_dv, ckpt_cut_counts(e, nv), dv, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;

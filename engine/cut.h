@@ -71,4 +71,23 @@ static inline ckpt_eng_cut *ckpt_eng_cut_in(const ckpt_eng *e)
     return e->par != NULL ? e->par->cut : NULL;
 }
 
+/* Tokens of every rank times width. */
+static inline const int64_t *ckpt_cut_counts(const ckpt_eng *e, int64_t width)
+{
+    ckpt_eng_cut *c = e->par->cut;
+    for (int i = 0; i < e->par->cp; i++)
+        c->counts[i] = (c->at[i + 1] - c->at[i]) * width;
+    return c->counts;
+}
+
+/* Rows of every rank times width; which: of two such lists that are in use at a time. */
+static inline const int64_t *ckpt_cut_scaled(const ckpt_eng *e, const int64_t *rows, int64_t width,
+                                             int which)
+{
+    int64_t *to = e->par->cut->counts + which * e->par->cp;
+    for (int i = 0; i < e->par->cp; i++)
+        to[i] = rows[i] * width;
+    return to;
+}
+
 #endif

@@ -15,20 +15,6 @@ static int64_t state_len(const ckpt_eng_linattn *b)
     return b->delta.HV * b->delta.K * b->delta.V;
 }
 
-ckpt_status ENG(linattn_cut_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
-                                  ENG(linattn_saved) * s, ckpt_err *err)
-{
-    int64_t rows = seq->n * (b->W - 1);
-    s->hist_q = s->hist_k = s->hist_v = s->state0 = NULL;
-    if (ckpt_eng_cut_in(e) != NULL) {
-        s->hist_q = ckpt_eng_take(e, rows * b->delta.H * b->delta.K, sizeof(real));
-        s->hist_k = ckpt_eng_take(e, rows * b->delta.H * b->delta.K, sizeof(real));
-        s->hist_v = ckpt_eng_take(e, rows * b->delta.HV * b->delta.V, sizeof(real));
-        s->state0 = ckpt_eng_take(e, seq->n * state_len(b), sizeof(real));
-    }
-    return ckpt_eng_check(e, err);
-}
-
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* The last W-1 rows of the last sequence, older ones from its history. */

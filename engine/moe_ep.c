@@ -12,36 +12,12 @@
 
 #include "checked.h"
 
-static ckpt_eng_range own_experts(const ckpt_eng *e, const ckpt_eng_moe *m)
-{
-    int64_t lo = ckpt_part_at(m->E, e->par->ep, e->par->x);
-    return (ckpt_eng_range){lo, ckpt_part_at(m->E, e->par->ep, e->par->x + 1) - lo};
-}
-
-ckpt_status ENG(moe_ep_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe_saved) * s,
-                             ckpt_err *err)
-{
-    int64_t ep = e->par->ep;
-    /* Tokens differ by one at most between the ranks of a batch. */
-    if (!ckpt_mul_i64(T + 1, m->top_k, &s->rows) || !ckpt_mul_i64(s->rows, ep, &s->rows) ||
-        s->rows > INT32_MAX)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "moe: %lld tokens on each of %lld ranks",
-                         (long long)T, (long long)ep);
-    s->weight_in = ckpt_eng_take(e, s->rows, sizeof(real));
-    s->first_in = ckpt_eng_take(e, m->E + 1, sizeof *s->first_in);
-    s->row_in = ckpt_eng_take(e, s->rows, sizeof *s->row_in);
-    s->slot_in = ckpt_eng_take(e, s->rows, sizeof *s->slot_in);
-    s->sent = ckpt_eng_take(e, ep, sizeof *s->sent);
-    s->received = ckpt_eng_take(e, ep, sizeof *s->received);
-    return ckpt_eng_check(e, err);
-}
-
 /* Tell every rank how many rows of each of its experts come, and order what arrives. *n: how many. */
 static ckpt_status meet(ckpt_eng *e, const ckpt_eng_moe *m, const ENG(moe_saved) * s, int64_t *n,
                         ckpt_err *err)
 {
     int ep = e->par->ep;
-    ckpt_eng_range own = own_experts(e, m);
+    ckpt_eng_range own = ckpt_moe_own(e, m);
     int64_t *out = malloc((size_t)(m->E + own.n * ep + 2 * ep + 1) * sizeof *out);
     ckpt_status status;
     if (out == NULL)
@@ -90,26 +66,6 @@ static ckpt_status meet(ckpt_eng *e, const ckpt_eng_moe *m, const ENG(moe_saved)
 done:
     free(out);
     return status;
-}
-
-/* The problem that this rank has: one row a token. */
-static ENG(moe_saved) received(const ENG(moe_saved) * s)
-{
-    return (ENG(moe_saved)){.first = s->first_in,
-                            .row_of = s->row_in,
-                            .slot_of = s->slot_in,
-                            .weight = s->weight_in,
-                            .x = s->x,
-                            .gate = s->gate,
-                            .up = s->up};
-}
-
-static ckpt_eng_moe own_part(const ckpt_eng *e, const ckpt_eng_moe *m)
-{
-    ckpt_eng_moe r = *m;
-    r.E = own_experts(e, m).n;
-    r.top_k = 1;
-    return r;
 }
 
 typedef struct rows_job {
@@ -168,9 +124,9 @@ ckpt_status ENG(moe_ep)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG
                         const real *x, bool add, real *y, const ENG(moe_saved) * s, ckpt_err *err)
 {
     int64_t rows = T * m->top_k, n = s->rows;
-    ckpt_eng_moe part = own_part(e, m);
-    ENG(moe_saved) in = received(s);
-    ENG(moe_params) own = {.experts = p->experts + own_experts(e, m).lo};
+    ckpt_eng_moe part = ckpt_moe_own_part(e, m);
+    ENG(moe_saved) in = ENG(moe_received)(s);
+    ENG(moe_params) own = {.experts = p->experts + ckpt_moe_own(e, m).lo};
     size_t mark = ckpt_eng_mark(e);
     ckpt_status status;
     real *send = ckpt_eng_take(e, rows * m->H, sizeof *send);
@@ -205,9 +161,9 @@ ckpt_status ENG(moe_ep_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
                             bool add, real *dx, real *dweight, const ENG(moe_params) * g,
                             ckpt_err *err)
 {
-    int64_t rows = T * m->top_k, n = arrived(e, s), lo = own_experts(e, m).lo;
-    ckpt_eng_moe part = own_part(e, m);
-    ENG(moe_saved) in = received(s);
+    int64_t rows = T * m->top_k, n = arrived(e, s), lo = ckpt_moe_own(e, m).lo;
+    ckpt_eng_moe part = ckpt_moe_own_part(e, m);
+    ENG(moe_saved) in = ENG(moe_received)(s);
     ENG(moe_params) own = {.experts = p->experts + lo}, grads = {.experts = g->experts + lo};
     size_t mark = ckpt_eng_mark(e);
     ckpt_status status;

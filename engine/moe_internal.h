@@ -29,6 +29,30 @@ static inline bool ENG(moe_spread)(const ckpt_eng *e)
 {
     return e->par != NULL && e->par->ep > 1;
 }
+/* This rank's experts. */
+static inline ckpt_eng_range ckpt_moe_own(const ckpt_eng *e, const ckpt_eng_moe *m)
+{
+    int64_t lo = ckpt_part_at(m->E, e->par->ep, e->par->x);
+    return (ckpt_eng_range){lo, ckpt_part_at(m->E, e->par->ep, e->par->x + 1) - lo};
+}
+/* The problem that this rank has: one row a token. */
+static inline ENG(moe_saved) ENG(moe_received)(const ENG(moe_saved) * s)
+{
+    return (ENG(moe_saved)){.first = s->first_in,
+                            .row_of = s->row_in,
+                            .slot_of = s->slot_in,
+                            .weight = s->weight_in,
+                            .x = s->x,
+                            .gate = s->gate,
+                            .up = s->up};
+}
+static inline ckpt_eng_moe ckpt_moe_own_part(const ckpt_eng *e, const ckpt_eng_moe *m)
+{
+    ckpt_eng_moe r = *m;
+    r.E = ckpt_moe_own(e, m).n;
+    r.top_k = 1;
+    return r;
+}
 ckpt_status ENG(moe_ep_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe_saved) * s,
                              ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ENG(moe_ep)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,

@@ -420,6 +420,18 @@ uint64_t ckpt_tool_draw(uint64_t *state)
     return z ^ z >> 31;
 }
 
+bool ckpt_tool_markup(ckpt_buf *out, unsigned char c)
+{
+    const char *name = c == '&'   ? "&amp;"
+                       : c == '<' ? "&lt;"
+                       : c == '>' ? "&gt;"
+                       : c == '"' ? "&quot;"
+                                  : NULL;
+    if (name != NULL)
+        ckpt_buf_puts(out, name);
+    return name != NULL;
+}
+
 const char *ckpt_tool_plural(uint64_t n)
 {
     return n == 1 ? "" : "s";

@@ -152,15 +152,9 @@ static void xml(ckpt_buf *out, const char *s)
 {
     for (; *s != '\0'; s++) {
         unsigned char c = (unsigned char)*s;
-        if (c == '&')
-            ckpt_buf_puts(out, "&amp;");
-        else if (c == '<')
-            ckpt_buf_puts(out, "&lt;");
-        else if (c == '>')
-            ckpt_buf_puts(out, "&gt;");
-        else if (c == '"')
-            ckpt_buf_puts(out, "&quot;");
-        else if (c < 0x20 || c == 0x7f)
+        if (ckpt_tool_markup(out, c))
+            continue;
+        if (c < 0x20 || c == 0x7f)
             ckpt_buf_putc(out, '?');
         else if (c == 0xef && (unsigned char)s[1] == 0xbf && (unsigned char)s[2] >= 0xbe) {
             ckpt_buf_putc(out, '?');

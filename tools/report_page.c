@@ -8,15 +8,7 @@ void ckpt_html(ckpt_buf *out, const char *s)
 {
     for (; *s != '\0'; s++) {
         unsigned char c = (unsigned char)*s;
-        if (c == '&')
-            ckpt_buf_puts(out, "&amp;");
-        else if (c == '<')
-            ckpt_buf_puts(out, "&lt;");
-        else if (c == '>')
-            ckpt_buf_puts(out, "&gt;");
-        else if (c == '"')
-            ckpt_buf_puts(out, "&quot;");
-        else
+        if (!ckpt_tool_markup(out, c))
             ckpt_buf_putc(out, (c < 0x20 && c != '\n') || c == 0x7f ? '?' : c);
     }
 }

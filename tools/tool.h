@@ -133,6 +133,8 @@ const char *ckpt_tool_meant(ckpt_tool *tool, const ckpt_model *model, const ckpt
  * and the pattern has no wildcards. NULL: no memory. */
 const char *ckpt_tool_no_match(ckpt_tool *tool, const ckpt_model *model, const char *option,
                                const char *pattern);
+/* A character that XML and HTML give a meaning, escaped; false: it is none, and nothing was written. */
+bool ckpt_tool_markup(ckpt_buf *out, unsigned char c);
 /* "s" unless n is 1. */
 const char *ckpt_tool_plural(uint64_t n);
 /* "tp 2, ep 2" without the sizes that are 1; "1" if all are. */

@@ -88,21 +88,6 @@ static int64_t state_len(const ckpt_eng_linattn *b)
     return b->delta.HV * b->delta.K * b->delta.V;
 }
 
-ckpt_status ENG(linattn_cut_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
-                                  ENG(linattn_saved) * s, ckpt_err *err)
-{
-    int64_t rows = seq->n * (b->W - 1);
-    s->hist_q = s->hist_k = s->hist_v = NULL;
-    s->state0 = NULL;
-    if (ckpt_eng_cut_in(e) != NULL) {
-        s->hist_q = ckpt_eng_take(e, rows * b->delta.H * b->delta.K, sizeof(real));
-        s->hist_k = ckpt_eng_take(e, rows * b->delta.H * b->delta.K, sizeof(real));
-        s->hist_v = ckpt_eng_take(e, rows * b->delta.HV * b->delta.V, sizeof(real));
-        s->state0 = ckpt_eng_take(e, seq->n * state_len(b), sizeof(wreal));
-    }
-    return ckpt_eng_check(e, err);
-}
-
 /* The last `keep` rows of the last sequence: `own` of them are this rank's, from token `at`; the others, of a
  * sequence that came in, are older rows. */
 typedef struct tail {
@@ -238,23 +223,6 @@ done:
 
 /* ---- softmax attention ----------------------------------------------------------------------- */
 
-static const int64_t *counts_of(const ckpt_eng *e, int64_t width)
-{
-    ckpt_eng_cut *c = e->par->cut;
-    for (int i = 0; i < e->par->cp; i++)
-        c->counts[i] = (c->at[i + 1] - c->at[i]) * width;
-    return c->counts;
-}
-
-/* Bytes of every rank's rows of `width` bytes; which: of two such lists that are in use at a time. */
-static const int64_t *scaled(const ckpt_eng *e, const int64_t *rows, int64_t width, int which)
-{
-    int64_t *to = e->par->cut->counts + which * e->par->cp;
-    for (int i = 0; i < e->par->cp; i++)
-        to[i] = rows[i] * width;
-    return to;
-}
-
 /* Keys and values of the whole batch, from the arena. */
 static ckpt_status gather_keys(ckpt_eng *e, const ckpt_eng_attention *a, const real *k,
                                const real *v, real **all_k, real **all_v, ckpt_err *err)
@@ -266,10 +234,10 @@ static ckpt_status gather_keys(ckpt_eng *e, const ckpt_eng_attention *a, const r
     CKPT_CHECK(ckpt_eng_check(e, err));
     if (e->dry)
         goto done;
-    CKPT_CHECK(
-        ckpt_comm_allgather(&e->par->context, sizeof(real), k, counts_of(e, dk), *all_k, err));
-    CKPT_CHECK(
-        ckpt_comm_allgather(&e->par->context, sizeof(real), v, counts_of(e, dv), *all_v, err));
+    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), k, ckpt_cut_counts(e, dk),
+                                   *all_k, err));
+    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), v, ckpt_cut_counts(e, dv),
+                                   *all_v, err));
 done:
     return status;
 }
@@ -306,7 +274,8 @@ static ckpt_status deal(ckpt_eng *e, const rows *r, bool back, ckpt_err *err)
     CKPT_CHECK(ckpt_eng_check(e, err));
     if (e->dry)
         goto done;
-    const int64_t *out = scaled(e, c->out, width, 0), *in = scaled(e, c->in, width, 1);
+    const int64_t *out = ckpt_cut_scaled(e, c->out, width, 0),
+                  *in = ckpt_cut_scaled(e, c->in, width, 1);
     if (!back) {
         CKPT_CHECK(pick(e, r, e->device->order, r->own, sorted, err));
         CKPT_CHECK(ckpt_comm_alltoall(&e->par->context, 1, sorted, out, r->dealt, in, err));
@@ -416,8 +385,8 @@ ckpt_status ENG(attention_cut_bwd)(ckpt_eng *e, const ckpt_eng_attention *a,
         CKPT_CHECK(deal(e, &r[i], false, err));
     CKPT_CHECK(attend_back(e, a, r, all_k, all_v, all_dk, all_dv, err));
     CKPT_CHECK(deal(e, &r[4], true, err));
-    CKPT_CHECK(ENG(tokens_scatter)(e, &e->par->context, counts_of(e, nk), all_dk, dk, err));
-    CKPT_CHECK(ENG(tokens_scatter)(e, &e->par->context, counts_of(e, nv), all_dv, dv, err));
+    CKPT_CHECK(ENG(tokens_scatter)(e, &e->par->context, ckpt_cut_counts(e, nk), all_dk, dk, err));
+    CKPT_CHECK(ENG(tokens_scatter)(e, &e->par->context, ckpt_cut_counts(e, nv), all_dv, dv, err));
 done:
     ckpt_eng_drop(e, mark);
     return status;

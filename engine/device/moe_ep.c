@@ -9,30 +9,6 @@
 
 #include "context.h"
 
-static ckpt_eng_range own_experts(const ckpt_eng *e, const ckpt_eng_moe *m)
-{
-    int64_t lo = ckpt_part_at(m->E, e->par->ep, e->par->x);
-    return (ckpt_eng_range){lo, ckpt_part_at(m->E, e->par->ep, e->par->x + 1) - lo};
-}
-
-ckpt_status ENG(moe_ep_save)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, ENG(moe_saved) * s,
-                             ckpt_err *err)
-{
-    int64_t ep = e->par->ep;
-    /* Tokens differ by one at most between the ranks of a batch. */
-    if (!ckpt_mul_i64(T + 1, m->top_k, &s->rows) || !ckpt_mul_i64(s->rows, ep, &s->rows) ||
-        s->rows > INT32_MAX)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "moe: %lld tokens on each of %lld ranks",
-                         (long long)T, (long long)ep);
-    s->weight_in = ckpt_eng_take(e, s->rows, sizeof(wreal));
-    s->first_in = ckpt_eng_take(e, m->E + 1, sizeof *s->first_in);
-    s->row_in = ckpt_eng_take(e, s->rows, sizeof *s->row_in);
-    s->slot_in = ckpt_eng_take(e, s->rows, sizeof *s->slot_in);
-    s->sent = ckpt_eng_take(e, 2 * ep, sizeof *s->sent);
-    s->received = s->sent + ep;
-    return ckpt_eng_check(e, err);
-}
-
 /* What one pass knows of the rows, in this process's memory. */
 typedef struct traffic {
     int64_t *sent, *received; /* [ep] rows to and from every rank */
@@ -103,7 +79,7 @@ static ckpt_status meet(ckpt_eng *e, const ckpt_eng_moe *m, const ENG(moe_saved)
                         ckpt_err *err)
 {
     int ep = e->par->ep;
-    const ckpt_eng_range own = own_experts(e, m);
+    const ckpt_eng_range own = ckpt_moe_own(e, m);
     int64_t *first = malloc((size_t)(2 * m->E + 1 + own.n * ep + 2 * ep + 1) * sizeof *first);
     ckpt_status status;
     if (first == NULL)
@@ -151,26 +127,6 @@ static ckpt_status remember(ckpt_eng *e, const ENG(moe_saved) * s, traffic *t, c
     return status;
 }
 
-/* The problem that this rank has: one row a token. */
-static ENG(moe_saved) received(const ENG(moe_saved) * s)
-{
-    return (ENG(moe_saved)){.first = s->first_in,
-                            .row_of = s->row_in,
-                            .slot_of = s->slot_in,
-                            .weight = s->weight_in,
-                            .x = s->x,
-                            .gate = s->gate,
-                            .up = s->up};
-}
-
-static ckpt_eng_moe own_part(const ckpt_eng *e, const ckpt_eng_moe *m)
-{
-    ckpt_eng_moe r = *m;
-    r.E = own_experts(e, m).n;
-    r.top_k = 1;
-    return r;
-}
-
 /* Rows of `bytes` bytes to the ranks of their experts, or back. */
 static ckpt_status move(ckpt_eng *e, const traffic *t, size_t bytes, bool there, const void *from,
                         void *to, ckpt_err *err)
@@ -197,8 +153,8 @@ ckpt_status ENG(moe_ep)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG
                         const real *x, bool add, real *y, const ENG(moe_saved) * s, ckpt_err *err)
 {
     const int64_t rows = T * m->top_k;
-    const ckpt_eng_moe part = own_part(e, m);
-    const ENG(moe_saved) in = received(s);
+    const ckpt_eng_moe part = ckpt_moe_own_part(e, m);
+    const ENG(moe_saved) in = ENG(moe_received)(s);
     const ckpt_cuda c = plain(e);
     const size_t mark = ckpt_eng_mark(e), wide = (size_t)m->H * sizeof(real);
     traffic t;
@@ -234,8 +190,8 @@ ckpt_status ENG(moe_ep_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
                             ckpt_err *err)
 {
     const int64_t rows = T * m->top_k;
-    const ckpt_eng_moe part = own_part(e, m);
-    const ENG(moe_saved) in = received(s);
+    const ckpt_eng_moe part = ckpt_moe_own_part(e, m);
+    const ENG(moe_saved) in = ENG(moe_received)(s);
     const ckpt_cuda c = plain(e);
     const size_t mark = ckpt_eng_mark(e), wide = (size_t)m->H * sizeof(real);
     traffic t;

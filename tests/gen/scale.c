@@ -14,28 +14,10 @@ enum { KIMI_LAYERS = 27, DS_LAYERS = 61, DS_DENSE = 3, DS_EXPERTS = 256, DS_BLOC
 
 static void kimi_of_width(synth_model *m, int64_t expert_ffn)
 {
-    const synth_sizes s = {.hidden = 2304,
-                           .vocab = 163840,
-                           .nk = 32,
-                           .a = 128,
-                           .conv = 4,
-                           .rf = 128,
-                           .rg = 128,
-                           .n = 32,
-                           .rk = 512,
-                           .dn = 128,
-                           .dr = 64,
-                           .dv = 128,
-                           .ffn = 9216,
-                           .experts = 256,
-                           .expert_ffn = expert_ffn,
-                           .shared_ffn = expert_ffn,
-                           .topk = 8,
-                           .router_bias = true,
-                           .latent_norm = true,
-                           .dtype = "BF16",
-                           .layers = KIMI_LAYERS,
-                           .dense = 1};
+    synth_sizes s = synth_kimi_sizes();
+    s.layers = KIMI_LAYERS;
+    s.experts = 256;
+    s.expert_ffn = s.shared_ffn = expert_ffn;
     synth_kimi_sized(m, &s, 1);
 }
 

@@ -655,28 +655,34 @@ void synth_kimi_sized(synth_model *m, const synth_sizes *s, uint64_t seed)
     hf_model(m, s, mixers);
 }
 
+synth_sizes synth_kimi_sizes(void)
+{
+    return (synth_sizes){.hidden = 2304,
+                         .vocab = 163840,
+                         .nk = 32,
+                         .a = 128,
+                         .conv = 4,
+                         .rf = 128,
+                         .rg = 128,
+                         .n = 32,
+                         .rk = 512,
+                         .dn = 128,
+                         .dr = 64,
+                         .dv = 128,
+                         .ffn = 9216,
+                         .expert_ffn = 1024,
+                         .shared_ffn = 1024,
+                         .topk = 8,
+                         .router_bias = true,
+                         .latent_norm = true,
+                         .dtype = "BF16",
+                         .dense = 1};
+}
+
 bool synth_kimi(synth_model *m, uint64_t size, int64_t experts, uint64_t seed)
 {
-    synth_sizes s = {.hidden = 2304,
-                     .vocab = 8192,
-                     .nk = 32,
-                     .a = 128,
-                     .conv = 4,
-                     .rf = 128,
-                     .rg = 128,
-                     .n = 32,
-                     .rk = 512,
-                     .dn = 128,
-                     .dr = 64,
-                     .dv = 128,
-                     .ffn = 9216,
-                     .expert_ffn = 1024,
-                     .shared_ffn = 1024,
-                     .topk = 8,
-                     .router_bias = true,
-                     .latent_norm = true,
-                     .dtype = "BF16",
-                     .dense = 1};
+    synth_sizes s = synth_kimi_sizes();
+    s.vocab = 8192;
     if (size < UINT64_C(1) << 30) { /* leave room for experts in small models */
         s.vocab = 1024;
         s.ffn = 1024;

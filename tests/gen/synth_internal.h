@@ -40,6 +40,8 @@ synth_sizes synth_draw_sizes(synth_rng *rng);
 /* What a mesh must divide, from the pattern. */
 void synth_set_units(synth_model *m, const synth_sizes *s);
 /* Kimi-Linear of these sizes, every fourth layer MLA. */
+/* Those of Kimi-Linear-48B as published, without layers and experts. */
+synth_sizes synth_kimi_sizes(void);
 void synth_kimi_sized(synth_model *m, const synth_sizes *s, uint64_t seed);
 void synth_random_gpt(synth_model *m, synth_rng *rng);
 

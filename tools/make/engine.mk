@@ -25,7 +25,7 @@ ENG_QUANT  := $(foreach t,32 64,$(patsubst %.c,$(BUILD)/%.f$(t).o,$(sort $(wildc
 ENG_KERNEL := $(foreach t,32 64,$(foreach i,$(ENG_ISA),\
                 $(patsubst %.c,$(BUILD)/%.f$(t).$(i).o,$(sort $(wildcard engine/kernels/*.c)))))
 # On a device: the sources that are made of operations alone, and those operations there (real.h).
-ENG_SHARED := linattn mla gqa mlp moe network network_run network_par network_vocab network_table
+ENG_SHARED := linattn mla gqa mlp moe spread network network_run network_par network_vocab network_table
 ENG_DEVICE := $(foreach t,32 16,$(patsubst %.c,$(BUILD)/%.d$(t).o,$(ENG_SHARED:%=engine/%.c) \
                 $(sort $(wildcard engine/device/*.c))))
 ENG_OBJ    := $(ENG_COMMON) $(ENG_TRAIN) $(ENG_TYPED) $(ENG_QUANT) $(ENG_KERNEL) $(ENG_DEVICE)
