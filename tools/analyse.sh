@@ -23,7 +23,7 @@ cppcheck -q -j"$jobs" --std=c11 --enable=warning,portability,performance --error
     -DCKPT_REAL=32 -DCKPT_ISA=base "${include[@]}" --template='{file}:{line}: {id}: {message}' \
     lib formats tools engine/*.c engine/common engine/train engine/quant || rc=1
 
-flags=(-std=c17 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -D_FILE_OFFSET_BITS=64 "${include[@]}"
+flags=(-std=c17 -DCKPT_FEATURES='""' -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -D_FILE_OFFSET_BITS=64 "${include[@]}"
     --analyze -Xclang -analyzer-output=text -Xclang -analyzer-config -Xclang mode=shallow)
 for check in core.NullDereference core.NonNullParamChecker core.CallAndMessage unix.cstring.NullArg \
     unix.MallocSizeof; do

@@ -2,6 +2,7 @@
  * leaves them. A file that is in several parts must be the same in all. What an index, a .metadata or
  * a manifest names and no part has is listed with the part that has other files of its rank, before
  * anything is written. */
+#include "convert.h"
 #include "dcp_meta.h"
 #include "io.h"
 #include "json.h"
@@ -310,6 +311,18 @@ done:
     return status;
 }
 
+/* What was merged must open as a checkpoint. */
+static ckpt_status check_out(const gathering *g, ckpt_err *err)
+{
+    const ckpt_open_opts newest = {.iteration = -1};
+    ckpt_source src = {0};
+    ckpt_status status;
+    CKPT_TRY(ckpt_source_open(&src, g->commit.temp_path, &newest, err), "the parts together");
+done:
+    ckpt_source_close(&src);
+    return status;
+}
+
 static ckpt_status write_out(gathering *g, uint8_t *buf, ckpt_err *err)
 {
     ckpt_status status;
@@ -322,6 +335,8 @@ static ckpt_status write_out(gathering *g, uint8_t *buf, ckpt_err *err)
         g->bytes += f->size;
         g->n_unique++;
     }
+    if (g->missing.n == 0)
+        CKPT_CHECK(check_out(g, err));
     CKPT_CHECK(ckpt_commit_finish(&g->commit, err));
 done:
     return status;
@@ -335,6 +350,8 @@ static ckpt_status gather(gathering *g, uint8_t *buf, ckpt_err *err)
     const ckpt_strings *parts = &g->tool->operands;
     if (g->o->out == NULL)
         return ckpt_fail(err, CKPT_E_USAGE, "--out OUT is required");
+    for (size_t i = 0; i < parts->n; i++)
+        CKPT_CHECK(ckpt_convert_apart(parts->items[i], g->o->out, err));
     for (size_t i = 0; i < parts->n; i++)
         CKPT_CHECK(walk(g, i, parts->items[i], "", 0, err));
     if (g->n > 1)

@@ -79,12 +79,11 @@ typedef struct study {
     const study_opts *o;
     ckpt_source src;
     ckpt_model model;
-    ckpt_manifest manifest;
-    bool has_manifest;
     ckpt_data *data;
     int64_t *starts; /* of the training blocks */
     int32_t *ids;    /* of the evaluated ones, [blocks, L + 1] */
     char evaluated[65], trained[65];
+    uint8_t root[CKPT_SHA256_LEN]; /* of the checkpoint */
     variant variants[MAX_VARIANTS];
     size_t n;
 } study;
@@ -402,13 +401,15 @@ static bool within(const variant *v)
 
 static void print_text(const study *s)
 {
+    char root[2 * CKPT_SHA256_LEN + 1];
     const study_opts *o = s->o;
     ckpt_arena *a = &s->tool->arena;
     printf("%lld evaluated blocks of %lld tokens, %lld step%s of %lld, lr %g, seed %lld\n",
            (long long)o->blocks, (long long)o->seq_len, (long long)o->steps,
            ckpt_tool_plural((uint64_t)o->steps), (long long)o->batch, o->lr, (long long)o->seed);
     printf("tokens: evaluated sha256 %s, trained sha256 %s\n", s->evaluated, s->trained);
-    printf("weights: sha256 %s\n\n", s->variants[0].weights[0]);
+    ckpt_hex(s->root, root);
+    printf("weights: root %s, in f32 sha256 %s\n\n", root, s->variants[0].weights[0]);
     printf("%-18s %-12s %10s %10s %21s %10s %10s %9s\n", "policy", "digest", "PPL before",
            "PPL after", "NLL above plain", "forward ms", "step ms", "memory");
     for (size_t i = 0; i < s->n; i++) {
@@ -477,8 +478,7 @@ static void print_json(const study *s)
     ckpt_jw_int(w, "batch", o->batch);
     ckpt_jw_real(w, "lr", o->lr);
     ckpt_jw_real(w, "margin", MARGIN);
-    if (s->has_manifest)
-        ckpt_jw_hex(w, "root", s->manifest.root);
+    ckpt_jw_hex(w, "root", s->root);
     ckpt_jw_string(w, "tokens_evaluated", s->evaluated);
     ckpt_jw_string(w, "tokens_trained", s->trained);
     ckpt_jw_open(w, "data", '{');
@@ -496,6 +496,16 @@ static void print_json(const study *s)
     ckpt_jw_close(w, ']');
 }
 
+static ckpt_status hash_checkpoint(study *s, ckpt_err *err)
+{
+    const ckpt_stream_opts opts = ckpt_tool_stream(s->tool, NULL);
+    ckpt_tensor_hash *hashes =
+        ckpt_arena_array(&s->tool->arena, s->model.n_tensors + 1, sizeof *hashes);
+    return hashes == NULL
+               ? ckpt_tool_no_memory(err)
+               : ckpt_stream_digest(&s->model, &opts, &s->tool->arena, hashes, s->root, err);
+}
+
 static ckpt_status run_all(study *s, ckpt_err *err)
 {
     const ckpt_model_opts bind = {.allow_unknown = false};
@@ -506,7 +516,7 @@ static ckpt_status run_all(study *s, ckpt_err *err)
     CKPT_CHECK(ckpt_tool_device(s->tool, s->o->device, err));
     CKPT_CHECK(ckpt_tool_open(s->tool, &s->src, s->tool->operands.items[0], s->o->iteration, err));
     CKPT_CHECK(ckpt_tool_bind(s->tool, &s->model, &s->src, &bind, err));
-    CKPT_CHECK(ckpt_manifest_load(&s->src, &s->manifest, &s->has_manifest, err));
+    CKPT_CHECK(hash_checkpoint(s, err));
     CKPT_CHECK(open_tokens(s, err));
     for (size_t i = 0; i < s->n; i++) {
         CKPT_CHECK(run_variant(s, &s->variants[i], err));
@@ -531,7 +541,6 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     ckpt_data_close(s.data);
     free(s.starts);
     free(s.ids);
-    ckpt_manifest_release(&s.manifest);
     ckpt_model_release(&s.model);
     ckpt_source_close(&s.src);
     return status;

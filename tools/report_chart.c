@@ -80,12 +80,20 @@ static void log_lines(ckpt_buf *out, const frame *f)
     static const double between[] = {1, 2, 5};
     size_t each = f->y1 - f->y0 < 2.5 ? 3 : 1;
     double step = fmax(1, nice_step(f->y1 - f->y0));
-    for (double v = floor(f->y0 / step) * step; v <= f->y1; v += step)
+    const int first = (int)floor(f->y0 / step);
+    for (int k = first; k * step <= f->y1; k++)
         for (size_t i = 0; i < each; i++) {
-            double exponent = v + log10(between[i]);
+            double exponent = k * step + log10(between[i]);
             if (exponent >= f->y0 && exponent <= f->y1)
-                grid_line(out, f, between[i] * pow(10, v));
+                grid_line(out, f, between[i] * pow(10, k * step));
         }
+}
+
+/* Multiples of step from lo to hi. */
+static int lines(double lo, double hi, double step)
+{
+    const double n = floor(hi / step) - ceil(lo / step) + 1;
+    return n > 0 ? (int)fmin(n, 1000) : 0;
 }
 
 static void axes(ckpt_buf *out, const frame *f)
@@ -94,13 +102,15 @@ static void axes(ckpt_buf *out, const frame *f)
     if (f->log)
         log_lines(out, f);
     else
-        for (double v = ceil(f->y0 / step) * step; v <= f->y1; v += step)
-            grid_line(out, f, fabs(v) < step * 1e-6 ? 0 : v);
+        for (int k = 0, n = lines(f->y0, f->y1, step); k < n; k++)
+            grid_line(out, f, (ceil(f->y0 / step) + k) * step);
     step = fmax(1, nice_step(f->x1 - f->x0));
-    for (double v = ceil(f->x0 / step) * step; v <= f->x1; v += step)
+    for (int k = 0, n = lines(f->x0, f->x1, step); k < n; k++) {
+        const double v = (ceil(f->x0 / step) + k) * step;
         ckpt_buf_printf(
             out, "<text class=\"dim\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.0f</text>\n",
             fmin(at_x(f, v), WIDTH - 14), HEIGHT - 8, v);
+    }
 }
 
 static void point(ckpt_buf *out, const frame *f, double x, double y, bool *pen)

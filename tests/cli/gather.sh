@@ -13,6 +13,13 @@ rc 0 gather node0 node1 --out out --force --json; out '"missing":\[\]'
 rc 2 gather node0; one_line; err 'out OUT is required'
 rc 2 gather --out x; one_line
 rc 5 gather node0 nowhere --out x; one_line; err 'nowhere'; absent x
+rc 2 gather node0 node1 --out node1/x; one_line; err 'the destination lies inside the source'; absent node1/x
+rc 2 gather node0 node1 --out node0 --force; one_line; err 'source and destination are the same'
+# Parts that are no checkpoint together.
+mkdir empty loose; cp whole/release/__0_0.distcp loose/
+rc 3 gather empty --out x; one_line; err 'the parts together: '; absent x
+rc 3 gather loose empty --out x; one_line; err 'the parts together: '; absent x
+rm -r empty loose
 
 # A rank's shard is missing: nobody has any of rank 2, node 1 has others of rank 3.
 rm node1/release/__2_0.distcp; cp node1/release/__3_0.distcp node1/release/__3_1.distcp
