@@ -437,9 +437,14 @@ static ckpt_status check_target(const ckpt_commit *commit, ckpt_err *err)
     if (lstat(path, &st) == 0) {
         if (!commit->force)
             return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", path);
+        const bool link = S_ISLNK(st.st_mode);
+        if (link && stat(path, &st) != 0 && errno != ENOENT && errno != ENOTDIR)
+            return ckpt_fail_errno(err, errno, "%s", path);
+        if (link && S_ISREG(st.st_mode)) /* as /dev/stdout may be */
+            return ckpt_fail(err, CKPT_E_USAGE, "%s: is a link: name the file it leads to", path);
         if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode))
             return ckpt_fail(err, CKPT_E_USAGE,
-                             "%s: is neither a file nor a directory, --force will not replace it",
+                             "%s: is neither a file nor a directory and will not be replaced",
                              path);
         ckpt_status spared = spare_cwd(path, err);
         if (spared != CKPT_OK)

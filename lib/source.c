@@ -150,6 +150,8 @@ ckpt_status ckpt_source_add_file(ckpt_source *src, const char *name, const char 
     file.ino = st.st_ino;
     file.mtime_s = st.st_mtim.tv_sec;
     file.mtime_ns = st.st_mtim.tv_nsec;
+    file.ctime_s = st.st_ctim.tv_sec;
+    file.ctime_ns = st.st_ctim.tv_nsec;
     file.name = ckpt_arena_strdup(&src->arena, name);
     file.path = ckpt_arena_strdup(&src->arena, path);
     if (file.name == NULL || file.path == NULL ||
@@ -186,7 +188,8 @@ static ckpt_status file_unchanged(const ckpt_file *f, ckpt_err *err)
                          " bytes, found %lld",
                          f->path, f->size, (long long)st.st_size);
     if (S_ISREG(st.st_mode) &&
-        (st.st_mtim.tv_sec != f->mtime_s || st.st_mtim.tv_nsec != f->mtime_ns))
+        (st.st_mtim.tv_sec != f->mtime_s || st.st_mtim.tv_nsec != f->mtime_ns ||
+         st.st_ctim.tv_sec != f->ctime_s || st.st_ctim.tv_nsec != f->ctime_ns))
         return ckpt_fail(err, CKPT_E_IO, "%s: changed while it was being read: written to",
                          f->path);
     return CKPT_OK;

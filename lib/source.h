@@ -24,7 +24,7 @@ typedef struct ckpt_file {
     bool sparse;    /* mostly holes (hole.h) */
     /* What it was when it was added, for ckpt_source_unchanged; ino 0: unknown. */
     uint64_t dev, ino;
-    int64_t mtime_s, mtime_ns;
+    int64_t mtime_s, mtime_ns, ctime_s, ctime_ns;
 } ckpt_file;
 
 /* One rectangular piece of a stored tensor. Arrays have the tensor's rank. */

@@ -327,7 +327,7 @@ static ckpt_status compare_tensors(ckpt_tool *tool, const ckpt_manifest *m, cons
     for (size_t i = 0; status == CKPT_OK && i < model->n_tensors; i++) {
         int64_t at = ckpt_manifest_find_tensor(m, model->tensors[i].name);
         if (at < 0 || memcmp(m->tensors[at].hash.digest, hashes[i].digest, CKPT_SHA256_LEN) != 0)
-            status = ckpt_fail(err, CKPT_E_INTERNAL, "tensor '%s' reads back differently",
+            status = ckpt_fail(err, CKPT_E_IO, "tensor '%s' reads back differently",
                                model->tensors[i].name);
     }
     if (status == CKPT_OK && model->n_tensors != m->n_tensors)

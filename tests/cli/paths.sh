@@ -24,3 +24,11 @@ rc 0 verify one.safetensors --hash
 rc 5 convert m no/such/dir; one_line
 nothing_but m link s.safetensors hard.safetensors soft.safetensors part.safetensors out \
     one.safetensors one.safetensors.ckpt.manifest.json
+
+# Links that are named as output: what they lead to is not replaced, nor is a link to a device or a file.
+rc 0 diff $k $k --json; cp $OUT diff.json
+printf x >real.txt; ln -s real.txt link.txt; mkfifo pipe; ln -s pipe link.pipe
+for o in link.txt link.pipe /dev/stdout pipe; do
+    rc 2 report diff.json --out $o --force; one_line
+done
+[ -L link.txt ] && [ -L link.pipe ] && [ -L /dev/stdout ] && [ "$(cat real.txt)" = x ] || fail 'a link was replaced'
