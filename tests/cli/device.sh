@@ -3,6 +3,7 @@
 emulated=$(dirname "$CKPT")/emulated/ckpt
 present "$emulated"
 present "$(dirname "$emulated")/libckpt_cuda.so"
+with_plugin
 export OMP_NUM_THREADS=1
 cpu=$CKPT
 hf=$FIXTURES/hf

@@ -1,9 +1,7 @@
 # train --device cuda on several ranks, on the emulator (device.sh), NCCL's place taken by fake_nccl.so:
 # every mesh follows one device, AdamW and Muon; ranks on cards of their own and on one card; saved at TP 2,
 # resumed there (the same bits), at CP 2 and on one card; a rank that dies.
-# The emulated plug-in is not instrumented, so how it orders its threads is not seen: what it calls is not judged.
-echo called_from_lib:libckpt_cuda.so >plain.txt
-export TSAN_OPTIONS="suppressions=$PWD/plain.txt${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+with_plugin
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 emulated=$(dirname "$CKPT")/emulated
 present "$emulated/ckpt"

@@ -32,4 +32,5 @@ rc 0 convert $FIXTURES/fla/kda_trained fla.h5 --allow-unknown; rc 0 diff fla.h5 
 rm -rf tree.txt a.h5* b c moved one.h5* eight.h5* z.h5* z8.h5* m m.h5* n.h5* h t t.h5* fla.h5*
 nothing_but -
 # what cannot be written is named by its file, as in every container
-(ulimit -f 20; exec "$CKPT" convert $k full.h5) >$OUT 2>$ERR; [ $? -eq 5 ] || fail 'exit'; one_line; err "full.h5.*: dataset '.*': File too large"
+# (libhdf5 itself loses memory then)
+(ulimit -f 20; ASAN_OPTIONS=detect_leaks=0 exec "$CKPT" convert $k full.h5) >$OUT 2>$ERR; [ $? -eq 5 ] || fail 'exit'; one_line; err "full.h5.*: dataset '.*': File too large"
