@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -238,6 +239,18 @@ static int help(int argc, char **argv)
     return finish_plain(status, &err);
 }
 
+/* At the end of a program OpenBLAS waits for its threads, for one that it could not start (ulimit -v) without
+ * end. Under such a limit the program leaves without asking it. */
+static int leave(int code)
+{
+    struct rlimit space;
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        (void)fflush(NULL); /* finish has looked at what could not be written */
+        _exit(code);
+    }
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     ckpt_err err = {0};
@@ -271,5 +284,5 @@ int main(int argc, char **argv)
     } else {
         status = ckpt_fail(&err, CKPT_E_UNSUPPORTED, "not built yet");
     }
-    return finish(&tool, status, &err);
+    return leave(finish(&tool, status, &err));
 }
