@@ -467,7 +467,7 @@ static ckpt_status look_at(ckpt_journal *j, const char *dir, const ckpt_commit *
     ckpt_buf text = {0};
     leftover l = {.j = j, .dir = dir, .fd = -1};
     ckpt_status status = CKPT_OK;
-    bool orphan;
+    bool orphan = false;
     if (!is_ours(dir))
         return CKPT_OK;
     CKPT_CHECK(open_leftover(dir, &j->arena, &l.fd, &orphan, &text, err));

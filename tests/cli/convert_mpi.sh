@@ -15,8 +15,12 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 mpi() { # WANT RANKS ARGS...
     local want=$1 ranks=$2 got
     shift 2
-    mpirun --oversubscribe --bind-to none -np "$ranks" "$CKPT" "$@" >$OUT 2>$ERR
-    got=$?
+    # Open MPI 4.1 was seen to miss the end of its ranks, all four of them zombies: then once more.
+    for _ in 1 2; do
+        timeout -k 5 60 mpirun --oversubscribe --bind-to none -np "$ranks" "$CKPT" "$@" >$OUT 2>$ERR
+        got=$?
+        [ $got -eq 124 ] || [ $got -eq 137 ] || break
+    done
     [ $got -eq "$want" ] || fail "mpirun -np $ranks ckpt $*: exit $got, expected $want: $(head -c 800 $ERR $OUT)"
 }
 to=(--to torch_dist --layout megatron --tp 2 --ep 2)
@@ -48,16 +52,16 @@ mpi 2 2 convert "$src" four "${to[@]}"; err 'exists; --force'
 # One rank cannot write: the others stop, and nothing is left.
 before=$(ls -A)
 again=(convert "$src" broken "${to[@]}" --memory 1MiB)
-mpirun --oversubscribe --bind-to none -np 3 "$CKPT" "${again[@]}" : \
+timeout -k 5 90 mpirun --oversubscribe --bind-to none -np 3 "$CKPT" "${again[@]}" : \
     -np 1 bash -c 'ulimit -f 1; exec "$0" "$@"' "$CKPT" "${again[@]}" >$OUT 2>$ERR && fail "a rank that cannot write: exit 0"
 absent broken
 [ "$(ls -A)" = "$before" ] || fail "left behind: $(ls -A)"
 # One rank dies before it takes part, one in the midst of its work.
-mpirun --oversubscribe --bind-to none -np 2 "$CKPT" "${again[@]}" : \
+timeout -k 5 90 mpirun --oversubscribe --bind-to none -np 2 "$CKPT" "${again[@]}" : \
     -np 1 bash -c 'kill -9 $$' >$OUT 2>$ERR && fail "a rank that died: exit 0"
 absent broken
 "$GEN" kimi big --size 300M >/dev/null
-mpirun --oversubscribe --bind-to none -np 2 "$CKPT" convert big broken "${to[@]}" : \
+timeout -k 5 90 mpirun --oversubscribe --bind-to none -np 2 "$CKPT" convert big broken "${to[@]}" : \
     -np 1 bash -c 'trap "" USR1; "$0" "$@" & pid=$!
         for ((i = 0; i < 2000; i++)); do compgen -G ".broken.ckpt-tmp.*" >/dev/null && break; sleep 0.005; done
         kill -9 $pid; wait $pid' "$CKPT" convert big broken "${to[@]}" >$OUT 2>$ERR && fail "a rank killed: exit 0"
