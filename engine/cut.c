@@ -60,25 +60,6 @@ ckpt_status ENG(bring_cut)(ckpt_eng *e, const ckpt_eng_cut *c, ckpt_err *err)
 
 /* ---- softmax attention ----------------------------------------------------------------------- */
 
-/* Keys and values of the whole batch, from the arena. */
-static ckpt_status gather_keys(ckpt_eng *e, const ckpt_eng_attention *a, const real *k,
-                               const real *v, real **all_k, real **all_v, ckpt_err *err)
-{
-    int64_t T = ckpt_eng_tokens(e->par->cut->whole), dk = a->G * a->DK, dv = a->G * a->DV;
-    ckpt_status status;
-    *all_k = ckpt_eng_take(e, T * dk, sizeof(real));
-    *all_v = ckpt_eng_take(e, T * dv, sizeof(real));
-    CKPT_CHECK(ckpt_eng_check(e, err));
-    if (e->dry)
-        goto done;
-    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), k, ckpt_cut_counts(e, dk),
-                                   *all_k, err));
-    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), v, ckpt_cut_counts(e, dv),
-                                   *all_v, err));
-done:
-    return status;
-}
-
 /* Rows of this rank's tokens to the ranks that work on them. x [n, width], rows [rows, width]; what comes
  * from one rank after the other is in the order of tokens already. */
 static ckpt_status deal_rows(ckpt_eng *e, int64_t width, const real *x, real *rows, ckpt_err *err)
@@ -141,7 +122,7 @@ ckpt_status ENG(attention_cut)(ckpt_eng *e, const ckpt_eng_attention *a, const c
     real *dealt_o = ckpt_eng_take(e, c->rows * no, sizeof *dealt_o);
     real *dealt_lse = ckpt_eng_take(e, c->rows * a->N, sizeof *dealt_lse);
     CKPT_CHECK(ckpt_eng_check(e, err));
-    CKPT_CHECK(gather_keys(e, a, k, v, &all_k, &all_v, err));
+    CKPT_CHECK(ENG(gather_keys)(e, a, k, v, &all_k, &all_v, err));
     CKPT_CHECK(deal_rows(e, nq, q, dealt_q, err));
     CKPT_CHECK(ENG(attention)(e, &part, c->whole, dealt_q, all_k, all_v, dealt_o, dealt_lse, err));
     CKPT_CHECK(return_rows(e, no, dealt_o, o, err));
@@ -190,7 +171,7 @@ ckpt_status ENG(attention_cut_bwd)(ckpt_eng *e, const ckpt_eng_attention *a,
         return ENG(attention_bwd)(e, a, seq, q, k, v, o, lse, d_o, dq, dk, dv, err);
     ckpt_eng_attention part = share_of(c, a);
     int64_t T = ckpt_eng_tokens(c->whole), nk = a->G * a->DK, nv = a->G * a->DV;
-    CKPT_CHECK(gather_keys(e, a, k, v, &all_k, &all_v, err));
+    CKPT_CHECK(ENG(gather_keys)(e, a, k, v, &all_k, &all_v, err));
     real *all_dk = ckpt_eng_take(e, T * nk, sizeof(real));
     real *all_dv = ckpt_eng_take(e, T * nv, sizeof(real));
     CKPT_CHECK(ckpt_eng_check(e, err));

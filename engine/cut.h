@@ -66,6 +66,10 @@ ckpt_status ENG(attention_cut_bwd)(ckpt_eng *e, const ckpt_eng_attention *a,
                                    const real *v, const real *o, const wreal *lse, const real *d_o,
                                    real *dq, real *dk, real *dv, ckpt_err *err) CKPT_MUST_USE;
 
+/* Keys and values of the whole batch from this rank's, into arena memory. */
+ckpt_status ENG(gather_keys)(ckpt_eng *e, const ckpt_eng_attention *a, const real *k, const real *v,
+                             real **all_k, real **all_v, ckpt_err *err) CKPT_MUST_USE;
+
 static inline ckpt_eng_cut *ckpt_eng_cut_in(const ckpt_eng *e)
 {
     return e->par != NULL ? e->par->cut : NULL;

@@ -1,5 +1,6 @@
-/* What a pass over ranks keeps for its backward, of operations that are cut over them: arrays alone, so this is
- * compiled for devices too. What moves between ranks is in moe_ep.c, linattn_cut.c and their twins in device/. */
+/* What a pass over ranks keeps for its backward, and the keys and values that all of them need: arrays and one
+ * exchange, so this is compiled for devices too. What else moves between ranks is in moe_ep.c, linattn_cut.c,
+ * cut.c and their twins in device/. */
 #include "checked.h"
 #include "linattn_cut.h"
 #include "moe_internal.h"
@@ -35,4 +36,22 @@ ckpt_status ENG(linattn_cut_save)(ckpt_eng *e, const ckpt_eng_linattn *b, const 
         s->state0 = ckpt_eng_take(e, seq->n * b->delta.HV * b->delta.K * b->delta.V, sizeof(wreal));
     }
     return ckpt_eng_check(e, err);
+}
+
+ckpt_status ENG(gather_keys)(ckpt_eng *e, const ckpt_eng_attention *a, const real *k, const real *v,
+                             real **all_k, real **all_v, ckpt_err *err)
+{
+    int64_t T = ckpt_eng_tokens(e->par->cut->whole), dk = a->G * a->DK, dv = a->G * a->DV;
+    ckpt_status status;
+    *all_k = ckpt_eng_take(e, T * dk, sizeof(real));
+    *all_v = ckpt_eng_take(e, T * dv, sizeof(real));
+    CKPT_CHECK(ckpt_eng_check(e, err));
+    if (e->dry)
+        goto done;
+    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), k, ckpt_cut_counts(e, dk),
+                                   *all_k, err));
+    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), v, ckpt_cut_counts(e, dv),
+                                   *all_v, err));
+done:
+    return status;
 }

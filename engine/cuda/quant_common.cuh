@@ -222,6 +222,20 @@ template <int ROWS, int COLS> DEV uint32_t column_peak(const float *x, int ld, u
     return most;
 }
 
+/* NVFP4 of x [ROWS][COLS] in place, a block 16 rows of a column; global: the scale of all. */
+template <int ROWS, int COLS> DEV void nvfp4_columns(float *x, int ld, float global)
+{
+    for (int i = (int)threadIdx.x; i < ROWS / 16 * COLS; i += TH) {
+        float *at = x + i / COLS * 16 * ld + i % COLS;
+        uint32_t most = 0;
+        for (int r = 0; r < 16; r++)
+            most = larger(most, number(at[r * ld]));
+        const float step = ckpt_nvfp4_step(ckpt_f32_of(most), global);
+        for (int r = 0; r < 16; r++)
+            at[r * ld] = ckpt_nvfp4_qdq(at[r * ld], step);
+    }
+}
+
 /* Columns of x [ROWS][COLS] in place. scales [COLS] or NULL: what FP8 multiplied each by. The caller
  * synchronises around it. */
 template <int ROWS, int COLS>
@@ -241,15 +255,7 @@ DEV void round_columns(ckpt_quant_kind kind, float *x, int ld, float global, uin
         if (scales && part == 0)
             scales[c] = scale;
     } else if (kind == CKPT_QUANT_NVFP4) {
-        for (int i = (int)threadIdx.x; i < ROWS / 16 * COLS; i += TH) {
-            float *at = x + i / COLS * 16 * ld + i % COLS;
-            uint32_t most = 0;
-            for (int r = 0; r < 16; r++)
-                most = larger(most, number(at[r * ld]));
-            const float step = ckpt_nvfp4_step(ckpt_f32_of(most), global);
-            for (int r = 0; r < 16; r++)
-                at[r * ld] = ckpt_nvfp4_qdq(at[r * ld], step);
-        }
+        nvfp4_columns<ROWS, COLS>(x, ld, global);
     }
 }
 
@@ -259,15 +265,7 @@ DEV void round_state_rows(const qargs &p, ckpt_quant_kind kind, const place &a, 
 {
     if (kind == CKPT_QUANT_NVFP4) {
         const float global = global_of(p, step_peak(a.step, STEP_STATE));
-        for (int i = (int)threadIdx.x; i < C / 16 * D; i += TH) {
-            float *at = x + i / D * 16 * ld + i % D;
-            uint32_t most = 0;
-            for (int r = 0; r < 16; r++)
-                most = larger(most, number(at[r * ld]));
-            const float step = ckpt_nvfp4_step(ckpt_f32_of(most), global);
-            for (int r = 0; r < 16; r++)
-                at[r * ld] = ckpt_nvfp4_qdq(at[r * ld], step);
-        }
+        nvfp4_columns<C, D>(x, ld, global);
     } else if (kind == CKPT_QUANT_FP8) {
         const int c = (int)threadIdx.x % D;
         const float scale = p.s_scale[a.item * D + c], inverse = 1.0f / scale;

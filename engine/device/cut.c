@@ -223,25 +223,6 @@ done:
 
 /* ---- softmax attention ----------------------------------------------------------------------- */
 
-/* Keys and values of the whole batch, from the arena. */
-static ckpt_status gather_keys(ckpt_eng *e, const ckpt_eng_attention *a, const real *k,
-                               const real *v, real **all_k, real **all_v, ckpt_err *err)
-{
-    const int64_t T = ckpt_eng_tokens(e->par->cut->whole), dk = a->G * a->DK, dv = a->G * a->DV;
-    ckpt_status status;
-    *all_k = ckpt_eng_take(e, T * dk, sizeof(real));
-    *all_v = ckpt_eng_take(e, T * dv, sizeof(real));
-    CKPT_CHECK(ckpt_eng_check(e, err));
-    if (e->dry)
-        goto done;
-    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), k, ckpt_cut_counts(e, dk),
-                                   *all_k, err));
-    CKPT_CHECK(ckpt_comm_allgather(&e->par->context, sizeof(real), v, ckpt_cut_counts(e, dv),
-                                   *all_v, err));
-done:
-    return status;
-}
-
 /* An array of rows of `width` elements, of E or, `wide`, f32. */
 typedef struct rows {
     int64_t width;
@@ -324,7 +305,7 @@ ckpt_status ENG(attention_cut)(ckpt_eng *e, const ckpt_eng_attention *a, const c
     const rows rq = rows_of(e, a->N * a->DK, false, q), ro = rows_of(e, a->N * a->DV, false, o);
     const rows rl = rows_of(e, a->N, true, lse);
     CKPT_CHECK(ckpt_eng_check(e, err));
-    CKPT_CHECK(gather_keys(e, a, k, v, &all_k, &all_v, err));
+    CKPT_CHECK(ENG(gather_keys)(e, a, k, v, &all_k, &all_v, err));
     CKPT_CHECK(deal(e, &rq, false, err));
     if (!e->dry) {
         const ckpt_cuda_attention heads = share_of(e, a);
@@ -380,7 +361,7 @@ ckpt_status ENG(attention_cut_bwd)(ckpt_eng *e, const ckpt_eng_attention *a,
     real *all_dk = ckpt_eng_take(e, T * nk, sizeof(real));
     real *all_dv = ckpt_eng_take(e, T * nv, sizeof(real));
     CKPT_CHECK(ckpt_eng_check(e, err));
-    CKPT_CHECK(gather_keys(e, a, k, v, &all_k, &all_v, err));
+    CKPT_CHECK(ENG(gather_keys)(e, a, k, v, &all_k, &all_v, err));
     for (int i = 0; i < 4; i++)
         CKPT_CHECK(deal(e, &r[i], false, err));
     CKPT_CHECK(attend_back(e, a, r, all_k, all_v, all_dk, all_dv, err));
