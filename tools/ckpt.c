@@ -74,11 +74,10 @@ static void program_help(FILE *out)
     for (size_t i = 0; ckpt_commands[i] != NULL; i++)
         fprintf(out, "  %-10s %s%s\n", ckpt_commands[i]->name, ckpt_commands[i]->what,
                 ckpt_commands[i]->run == NULL ? " (not built yet)" : "");
-    fprintf(
-        out,
-        "\nckpt COMMAND --help tells its options, ckpt --version what was built in:\n"
-        "  ckpt convert kimi/ mg/ --to torch_dist --layout megatron --tp 2\n"
-        "exit: 0 success, 1 differs, 2 usage, 3 malformed, 4 refused, 5 I/O, 130 interrupted\n");
+    fprintf(out,
+            "\nckpt COMMAND --help tells its options, ckpt --version what was built in:\n"
+            "  ckpt convert kimi/ mg/ --to torch_dist --layout megatron --tp 2\n"
+            "exit: 0 ok, 1 differs, 2 usage, 3 malformed, 4 refused, 5 I/O, 130 interrupted\n");
 }
 
 /* all: also what does not fit into the terminal. */

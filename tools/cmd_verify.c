@@ -592,7 +592,7 @@ static bool only_reads(const void *opts)
 const ckpt_command ckpt_cmd_verify = {
     .name = "verify",
     .synopsis = "PATH",
-    .what = "check structure, digests and values; compare with a manifest or another checkpoint",
+    .what = "check structure, digests and values; compare checkpoints",
     .opts = rows,
     .opts_size = sizeof(verify_opts),
     .min_operands = 1,
