@@ -261,6 +261,34 @@ START_TEST(comm_cuda_killed_rank_ends_the_others)
 }
 END_TEST
 
+/* Rank 0 waits inside the driver, where no other thread of it comes in, for the rank that dies. */
+static bool killed_meanwhile(rank *r)
+{
+    float x = 1;
+    ckpt_cuda_comm_hold(r->c.rank == 0);
+    if (r->c.rank == 0)
+        (void)setenv("FAKE_NCCL_DEAF", "2", 1);
+    if (ckpt_comm_allreduce(&r->c, CKPT_COMM_F32, CKPT_COMM_SUM, &x, 1, &r->err) != CKPT_OK)
+        return false;
+    if (r->c.rank == 1)
+        (void)raise(SIGKILL);
+    double start = seconds();
+    bool failed =
+        ckpt_comm_allreduce(&r->c, CKPT_COMM_F32, CKPT_COMM_SUM, &x, 1, &r->err) != CKPT_OK;
+    ckpt_cuda_comm_hold(false);
+    ckpt_comm_abort(&r->c, 1);
+    return failed && seconds() - start < 30;
+}
+
+START_TEST(comm_cuda_killed_rank_is_seen_past_the_driver)
+{
+    int how[4];
+    run_ranks(2, (ckpt_cuda_comm_opts){.library = fake_nccl()}, false, killed_meanwhile, how);
+    ck_assert_int_eq(how[0], 0);
+    ck_assert(WIFSIGNALED(how[1]));
+}
+END_TEST
+
 static bool fails(rank *r)
 {
     if (r->c.rank == 0)
@@ -329,6 +357,7 @@ Suite *suite_comm_cuda(void)
     tcase_add_test(t, comm_cuda_ranks_of_one_gpu_are_staged);
     tcase_add_test(t, comm_cuda_says_which_way_it_goes);
     tcase_add_test(t, comm_cuda_killed_rank_ends_the_others);
+    tcase_add_test(t, comm_cuda_killed_rank_is_seen_past_the_driver);
     tcase_add_loop_test(t, comm_cuda_nccl_errors_are_told, 0, 3);
     tcase_add_test(t, comm_cuda_one_rank_alone_is_refused);
     suite_add_tcase(s, t);

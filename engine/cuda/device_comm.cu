@@ -88,9 +88,11 @@ struct world {
     void *pinned, *room;
     size_t pinned_n, room_n;
     int users; /* ends */
-    /* the watch */
-    pthread_t watcher;
-    bool watched;
+    /* The watch: the watcher alone decides and never calls the driver, which lets nobody in while a thread waits
+     * inside it for the device, as a copy to pageable memory does behind an exchange that will not end. The marker
+     * follows the stream for it. */
+    pthread_t watcher, marker;
+    bool watches, watched, marks; /* an event; threads */
     std::atomic<bool> leave, claimed, failed; /* claimed: somebody writes `why` */
     std::atomic<double> entered;          /* when the call into NCCL that runs now began, 0: none */
     std::atomic<double> since;            /* when `event` was recorded, 0: it is free */
@@ -160,6 +162,8 @@ bool has_ended(world *w, char *said, size_t cap)
     return false;
 }
 
+const timespec WATCH_NAP = {0, 100000000}, MARK_NAP = {0, 20000000};
+
 /* `event` follows the latest exchange. */
 void mark(world *w)
 {
@@ -170,25 +174,34 @@ void mark(world *w)
     }
 }
 
+void *follow(void *arg)
+{
+    world *w = (world *)arg;
+    (void)use_device(w->device);
+    while (!w->leave) {
+        nanosleep(&MARK_NAP, nullptr);
+        if (w->since == 0 || !event_done(&w->event))
+            continue;
+        w->since = 0;
+        if (w->marked != w->issued) /* more began meanwhile, which no event follows yet */
+            mark(w);
+    }
+    return nullptr;
+}
+
 void *watch(void *arg)
 {
     world *w = (world *)arg;
-    const timespec nap = {0, 20000000};
     char said[300] = "";
-    (void)use_device(w->device);
-    for (int i = 0; !w->leave; i++) {
-        nanosleep(&nap, nullptr);
-        if (w->since > 0 && event_done(&w->event)) {
-            w->since = 0;
-            if (w->marked != w->issued) /* more began meanwhile, which no event follows yet */
-                mark(w);
-        }
-        if (i % 5 != 0 || !has_ended(w, said, sizeof said))
+    (void)use_device(w->device); /* for ncclCommAbort */
+    while (!w->leave) {
+        nanosleep(&WATCH_NAP, nullptr);
+        if (!has_ended(w, said, sizeof said))
             continue;
         fail_with(w, said);
         /* One that is only passing through NCCL is given the time to. */
         for (int k = 0; k < 50 && w->entered > 0; k++)
-            nanosleep(&nap, nullptr);
+            nanosleep(&MARK_NAP, nullptr);
         w->aborted = true;
         (void)w->api.give_up(w->comm);
         return nullptr;
@@ -460,12 +473,14 @@ bool split(void *self, int color, void **out, int *rank, int *size, char *msg, s
 
 void end_watch(world *w)
 {
-    if (!w->watched)
-        return;
     w->leave = true;
-    pthread_join(w->watcher, nullptr);
-    close_event(&w->event);
-    w->watched = false;
+    if (w->watched)
+        pthread_join(w->watcher, nullptr);
+    if (w->marks)
+        pthread_join(w->marker, nullptr);
+    if (w->watches)
+        close_event(&w->event);
+    w->watched = w->marks = w->watches = false;
 }
 
 void close_world(world *w)
@@ -666,10 +681,10 @@ bool open_all(world *w, const ckpt_cuda_comm_opts *o, char *msg, size_t cap)
     const char *bad = open_event(&w->event);
     if (bad)
         return say(msg, cap, "an event of the GPU", bad);
+    w->watches = true;
     w->watched = pthread_create(&w->watcher, nullptr, watch, w) == 0;
-    if (!w->watched)
-        close_event(&w->event);
-    return w->watched || say(msg, cap, "NCCL", "no thread to watch it");
+    w->marks = w->watched && pthread_create(&w->marker, nullptr, follow, w) == 0;
+    return w->marks || say(msg, cap, "NCCL", "no threads to watch it");
 }
 
 } // namespace
@@ -720,5 +735,10 @@ extern "C" const char *ckpt_cuda_comm_way(const ckpt_comm *c)
 extern "C" void ckpt_cuda_comm_pretend(bool device)
 {
     kda::emulated_device_memory = device;
+}
+/* For tests: this thread is inside the driver, or leaves it. */
+extern "C" void ckpt_cuda_comm_hold(bool driver)
+{
+    kda::emulated_driver = driver ? (uintptr_t)pthread_self() : 0;
 }
 #endif

@@ -6,9 +6,12 @@
 #include "memory.h"
 #include "runtime.cuh"
 
+#include <atomic>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 namespace kda
 {
@@ -16,6 +19,15 @@ namespace kda
 #ifdef CKPT_CUDA_EMULATE
 
 inline bool emulated_device_memory;
+/* The driver's lock: while one thread holds it, calls of others wait, as they do for a thread that is inside a
+ * call which waits for the device. */
+inline std::atomic<uintptr_t> emulated_driver; /* who holds it, 0: nobody */
+inline void emulated_driver_call()
+{
+    const timespec nap = {0, 1000000};
+    for (uintptr_t who; (who = emulated_driver) != 0 && who != (uintptr_t)pthread_self();)
+        nanosleep(&nap, nullptr);
+}
 struct device_event {
 };
 inline const char *use_device(int)
@@ -63,10 +75,12 @@ inline void close_event(device_event *)
 }
 inline bool record_event(device_event *, device_stream)
 {
+    emulated_driver_call();
     return true;
 }
 inline bool event_done(device_event *)
 {
+    emulated_driver_call();
     return true;
 }
 

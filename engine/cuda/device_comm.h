@@ -9,9 +9,10 @@
  *
  * Two ranks on one GPU, which NCCL refuses, or no NCCL: pinned host memory and the host's communicator.
  *
- * NCCL is opened when a run begins (libnccl.so.2 by dlopen), so nothing links it. A thread watches: an error
- * that NCCL reports (ncclCommGetAsyncError), a rank that died (comm.h's `why`) and an exchange that nobody
- * answers for `limit` seconds end in ncclCommAbort, which ends kernels that wait; every call after that
+ * NCCL is opened when a run begins (libnccl.so.2 by dlopen), so nothing links it. A thread watches, which
+ * never enters the driver: an error that NCCL reports (ncclCommGetAsyncError), a rank that died (comm.h's
+ * `why`) and an exchange that nobody answers for `limit` seconds end in ncclCommAbort, which ends kernels
+ * that wait; every call after that
  * fails with the reason. */
 #ifndef CKPT_CUDA_DEVICE_COMM_H
 #define CKPT_CUDA_DEVICE_COMM_H

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 void ckpt_cuda_comm_pretend(bool device);
+void ckpt_cuda_comm_hold(bool driver);
 
 /* The library of fake_nccl.c, beside this program. */
 static inline const char *fake_nccl(void)
