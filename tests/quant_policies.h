@@ -40,12 +40,14 @@ static inline void quant_rounded(ckpt_quant *q)
         CKPT_QUANT_BF16;
 }
 
-/* "off": the exact materialised path. */
+/* "off": the exact materialised path. "approximate", "fp8_approximate": with the product of six factors for the
+ * inverse, all there are but for rounding; "approximate_2": of two. */
 static inline ckpt_quant quant_policy(const char *name)
 {
     ckpt_quant q = {.enabled = true, .matmul = true, .block_v = 64};
     if (strcmp(name, "fp8_operands") == 0 || strcmp(name, "rounded") == 0 ||
-        strcmp(name, "mixed") == 0 || strcmp(name, "fp8_with_state") == 0)
+        strcmp(name, "mixed") == 0 || strcmp(name, "fp8_with_state") == 0 ||
+        strcmp(name, "fp8_approximate") == 0)
         quant_all_handles(&q, CKPT_QUANT_FP8);
     if (strcmp(name, "nvfp4_operands") == 0)
         quant_all_handles(&q, CKPT_QUANT_NVFP4);
@@ -59,6 +61,8 @@ static inline ckpt_quant quant_policy(const char *name)
         quant_rounded(&q);
     if (strcmp(name, "mixed") == 0)
         quant_mixed(&q);
+    if (strstr(name, "approximate") != NULL)
+        q.solve_factors = strcmp(name, "approximate_2") == 0 ? 2 : 6;
     return q;
 }
 
@@ -76,5 +80,16 @@ static const quant_tolerance quant_policies[] = {
     {"mixed",             2e-2, 2e-2},
 };
 #define N_QUANT_POLICIES ((int)(sizeof quant_policies / sizeof *quant_policies))
+
+/* That of a policy by name: where only the inverse is approximated that of "off"; of others FP8's outputs'. */
+static inline quant_tolerance quant_tolerance_of(const char *name)
+{
+    for (int i = 0; i < N_QUANT_POLICIES; i++)
+        if (strcmp(name, quant_policies[i].name) == 0)
+            return quant_policies[i];
+    if (strncmp(name, "approximate", 11) == 0)
+        return quant_policies[0];
+    return (quant_tolerance){name, 1e-2, 1e-2};
+}
 
 #endif

@@ -66,15 +66,10 @@ static const quant_case cases[] = {
     {"nvfp4_operands",    false, true, 1, 2, 64,  40,  3, {0, 3, 70, 80}, 0.03, 0  },
     {"fp16_accumulation", false, true, 1, 1, 48,  128, 1, {0, 65},        0.03, 0  },
     {"mixed",             false, true, 1, 1, 128, 128, 2, {0, 65, 66},    0.03, 64 },
+    {"approximate",       false, true, 1, 2, 64,  64,  2, {0, 66, 131},   0.03, 0  },
+    {"approximate_2",     false, true, 1, 1, 72,  128, 1, {0, 70},        0.03, 0  },
+    {"fp8_approximate",   true,  true, 1, 1, 64,  40,  1, {0, 130},       0.03, 0  },
 };
-
-static double output_limit(const char *name)
-{
-    for (int i = 0; i < N_QUANT_POLICIES; i++)
-        if (strcmp(name, quant_policies[i].name) == 0)
-            return quant_policies[i].output;
-    return quant_policies[1].output; /* FP8 with the state */
-}
 
 START_TEST(quant_cuda_case_matches_the_cpu)
 {
@@ -86,7 +81,7 @@ START_TEST(quant_cuda_case_matches_the_cpu)
     OK(quant_reference(c, &r, 2, &error));
     for (int i = 0; i < QC_OUT; i++) {
         const double far = quant_distance(r.out[i].got, r.out[i].x, r.out[i].n);
-        double limit = output_limit(c->policy) * (i < QC_DQ ? 1 : 2);
+        double limit = quant_tolerance_of(c->policy).output * (i < QC_DQ ? 1 : 2);
         if (r.out[i].half)
             limit += 4e-3; /* rounded once */
         if (c->decay > 1 && i == QC_DG)
@@ -163,6 +158,49 @@ START_TEST(quant_cuda_decides_as_the_cpu_does)
 }
 END_TEST
 
+/* Keys of one column and no decay, so that L is the same bits on both sides: then the inverse and its errors are,
+ * whatever the number of factors; 0 is the substitution. */
+START_TEST(quant_cuda_approximates_the_inverse_as_the_cpu_does)
+{
+    const quant_case c = {
+        .policy = "off", .states = true, .H = 1, .HV = 2, .K = 1, .V = 3, .N = 1, .cu = {0, 130}
+    };
+    const ckpt_eng_delta d = {.rule = CKPT_ENG_KDA, .H = 1, .HV = 2, .K = 1, .V = 3};
+    const ckpt_eng_seq seq = {.n = 1, .cu = c.cu};
+    const int64_t n = 3 * 2 * 64 * 64;
+    ENG(quant_saved) saved;
+    quant_run r;
+    OK(quant_open(&c, &r, &error));
+    quant_inputs(&c, &r);
+    quant_fill(&r.in[QC_K], -0.7, 0.7);
+    r.policy.solve_factors = _i;
+    double errors[2];
+    quant_put(&r);
+    quant_measure(&r);
+    OK(quant_forward(&c, &r, &error));
+    quant_measured(&r, errors);
+    const ENG(delta_in) in = {.q = r.in[QC_Q].x,
+                              .k = r.in[QC_K].x,
+                              .v = r.in[QC_V].x,
+                              .g = r.in[QC_G].x,
+                              .erase = r.in[QC_BETA].x,
+                              .state0 = r.in[QC_STATE0].x};
+    ckpt_quant_report report = {.calls = {0}};
+    OK(ENG(kda_quant_save)(&engine, &r.policy, &d, &seq, &saved, &error));
+    OK(ENG(kda_quant)(&engine, &r.policy, &d, &seq, &in, r.out[QC_O].x, NULL, &saved, &report,
+                      &error));
+    ck_assert(same_bits((const float *)r.saved + 5 * n, saved.inverse, n));
+    ck_assert_msg(errors[0] == report.inverse_error && errors[1] == report.inverse_residual,
+                  "%d factors: errors %.17g, %.17g; the CPU has %.17g, %.17g", _i, errors[0],
+                  errors[1], report.inverse_error, report.inverse_residual);
+    ck_assert_msg(_i == 0  ? errors[0] == 0
+                  : _i < 4 ? errors[0] > 1e-3
+                           : errors[0] > 0,
+                  "%d factors: error %.3g", _i, errors[0]);
+    quant_close(&r);
+}
+END_TEST
+
 START_TEST(quant_cuda_gives_the_same_bits_again)
 {
     const quant_case *c = &cases[7];
@@ -206,9 +244,6 @@ START_TEST(quant_cuda_refuses_what_it_has_not)
     q.block_v = 48;
     REFUSED(CKPT_E_USAGE, "block_v is 48, expected 16, 32, 64 or 128");
     q.block_v = 32;
-    q.solve_factors = 2;
-    REFUSED(CKPT_E_UNSUPPORTED, "the approximate inverse on CUDA: the CPU has it");
-    q.solve_factors = 0;
     OK(ckpt_cuda_quant_bytes(&c, &d, &saved, &work, &error));
     ck_assert_uint_gt(saved, 0);
     const ckpt_cuda_delta_in in = {.q = NULL};
@@ -235,6 +270,7 @@ Suite *suite_quant_cuda(void)
     tcase_add_loop_test(own, quant_cuda_case_matches_the_cpu, 0,
                         (int)(sizeof cases / sizeof *cases));
     tcase_add_test(own, quant_cuda_decides_as_the_cpu_does);
+    tcase_add_loop_test(own, quant_cuda_approximates_the_inverse_as_the_cpu_does, 0, 8);
     tcase_add_test(own, quant_cuda_gives_the_same_bits_again);
     tcase_add_test(own, quant_cuda_refuses_what_it_has_not);
     suite_add_tcase(s, own);

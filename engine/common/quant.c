@@ -3,6 +3,8 @@
 
 #include "checked.h"
 
+#include <math.h>
+
 ckpt_quant_stage ckpt_quant_stage_of(int handle)
 {
     if (handle == CKPT_HANDLE_KEY_INTERACTION_LHS || handle == CKPT_HANDLE_KEY_INTERACTION_RHS ||
@@ -27,4 +29,15 @@ void ckpt_quant_count(const ckpt_quant *q, const ckpt_eng_seq *seq, ckpt_quant_r
                                                           : steps + 1;
         r->calls[h] += q->kind[h] != CKPT_QUANT_OFF ? calls : 0;
     }
+}
+
+static double worse(double a, double b)
+{
+    return isnan(a) || a >= b ? a : b;
+}
+
+void ckpt_quant_worst(const double errors[2], ckpt_quant_report *r)
+{
+    r->inverse_error = worse(r->inverse_error, errors[0]);
+    r->inverse_residual = worse(r->inverse_residual, errors[1]);
 }

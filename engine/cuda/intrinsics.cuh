@@ -195,10 +195,18 @@ DEV void raise_to(uint32_t *p, uint32_t x)
 {
     atomicMax(p, x);
 }
+DEV void raise_to(unsigned long long *p, unsigned long long x)
+{
+    atomicMax(p, x);
+}
 /* a b + c rounded once, also where contraction is off. */
 DEV float fused(float a, float b, float c)
 {
     return __fmaf_rn(a, b, c);
+}
+DEV double fused(double a, double b, double c)
+{
+    return __fma_rn(a, b, c);
 }
 DEV void sync_block()
 {

@@ -1,7 +1,7 @@
 /* Launchers of the quantised KDA prefill: checks, the division of memory, which head size runs.
  *
- * Forward: [find_peaks] -> interact -> solve -> [bake] -> walk -> output, the first with NVFP4 at an
- * interaction. Backward: back_walk -> back_products -> solve_back -> interact_back -> [fold].
+ * Forward: [find_peaks] -> interact -> [approximate] -> solve -> [bake] -> walk -> output, the first with NVFP4
+ * at an interaction. Backward: back_walk -> back_products -> solve_back -> interact_back -> [fold].
  * Kept, in floats a chunk and head: 64 (5 D + 128) + D^2 + D. */
 #include "quant.h"
 
@@ -58,9 +58,6 @@ ckpt_status measure(const ckpt_cuda *c, const ckpt_cuda_quant *d, problem *s, ck
     if (c->type != CKPT_CUDA_F32 && c->type != CKPT_CUDA_BF16)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED,
                          "quantised KDA: type %d on CUDA, which has f32 and bf16", (int)c->type);
-    if (d->policy->solve_factors > 0)
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "quantised KDA: the approximate inverse on CUDA: the CPU has it");
     const int64_t tile = d->policy->block_v;
     if (d->policy->kind[CKPT_HANDLE_STATE] != CKPT_QUANT_OFF && tile != 16 && tile != 32 &&
         tile != 64 && tile != 128)
@@ -144,6 +141,7 @@ quant::qargs begin(const ckpt_cuda *c, const ckpt_cuda_quant *d, const problem &
     p.steps = (int)s.steps;
     p.half = c->type == CKPT_CUDA_BF16;
     p.shared = s.shared;
+    p.errors = d->errors;
     p.how = *d->policy;
     for (int64_t &block : p.how.block) /* beyond the reduction all are one */
         block = block < 1 << 20 ? block : 1 << 20;

@@ -10,7 +10,8 @@
  * state). exp is within one unit in the last place and sums have another order, so a number that lies
  * within some units of a rounding border may fall to its other side: one step of the format, never more.
  * NVFP4's one scale a call is the largest magnitude over all blocks of the grid, taken by atomic maxima of
- * the bits, which no order changes. Equal calls on equal cards give equal bits.
+ * the bits, which no order changes. Equal calls on equal cards give equal bits. The approximate inverse has the
+ * CPU's bits where L has.
  *
  * Nothing is allocated or waited for; work runs in the context's stream. With sequences of unequal lengths a
  * table is copied from host memory. With NVFP4 at the state or at what is written to it every chunk is two
@@ -33,14 +34,17 @@ typedef struct ckpt_cuda_quant {
     double scale;      /* on q; 0 = K^-0.5 */
     int64_t N;         /* sequences, none of them empty */
     const int64_t *cu; /* host, [N + 1]: sequence n is tokens cu[n] .. cu[n+1]-1; cu[0] = 0 */
+    /* Device, [2], or NULL: what forward raises to the errors of an approximate inverse that are larger, as
+     * ckpt_quant_report defines them (bits of doubles, zero before the first). They cost a substitution more. */
+    unsigned long long *errors;
 } ckpt_cuda_quant;
 
 /* Bytes of what forward leaves for backward, and of backward's workspace. What is left begins with five arrays
  * f32 [chunk][HV][64][D], D = 64 or 128 columns of which K or V are used and the others 0: prefix sums of g,
  * kappa q e^G, k e^(G_last - G) and W as they were multiplied, U before it is rounded, in the order prefix,
- * q, k, U, W.
+ * q, k, U, W, and the inverse [chunk][HV][64][64].
  * Errors: CKPT_E_USAGE for sizes that do not fit together, CKPT_E_UNSUPPORTED for K or V above 128, an
- * empty sequence, the approximate inverse. */
+ * empty sequence. */
 ckpt_status ckpt_cuda_quant_bytes(const ckpt_cuda *c, const ckpt_cuda_quant *d, size_t *saved,
                                   size_t *backward, ckpt_err *err) CKPT_MUST_USE;
 

@@ -50,6 +50,7 @@ struct qargs : args {
     float *states;  /* [D][D] as it came into the chunk */
     float *s_scale; /* [D] of the state's columns as FP8 operands */
     uint32_t *peaks;
+    unsigned long long *errors; /* [2] of the approximate inverse, bits of doubles; or NULL */
     /* backward */
     float *ds;                  /* [D][D] after the chunk */
     float *du, *dw, *dqg, *dwk; /* [64][D] */

@@ -87,6 +87,9 @@ template <int D> struct runner {
         if (status == CKPT_OK)
             status = start("interact", interact<D>, how.items, PAIR_TH, pair_tiles<D>::forward, how,
                            err, p);
+        if (status == CKPT_OK && p.how.solve_factors > 0)
+            status = start("approximate", approximate<PAIR_TH>, how.items, PAIR_TH,
+                           series_memory::bytes, how, err, p);
         if (status == CKPT_OK)
             status = start("solve", solve<D>, how.items * 2 * SLICES<D>, TH, solve_memory::bytes,
                            how, err, p);

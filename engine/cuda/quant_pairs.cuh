@@ -11,7 +11,7 @@
 #ifndef CKPT_CUDA_QUANT_PAIRS_CUH
 #define CKPT_CUDA_QUANT_PAIRS_CUH
 
-#include "quant_common.cuh"
+#include "quant_inverse.cuh"
 
 namespace kda
 {
@@ -257,35 +257,6 @@ template <int D> DEV void one_pair(const qargs &p, const pair_tiles<D> &t, int i
     t.scores[i * LT + j] = s.sum;
 }
 
-/* out [64][64] = (I + lower)^-1 by substitution in double, eight threads a column: row by row of the result
- * is taken away from those below, in the order of the CPU. Returns the largest magnitude of this thread. */
-DEV uint32_t invert(const float *lower, float *out)
-{
-    const int c = (int)threadIdx.x / 8, l = (int)threadIdx.x % 8, first = lane() & ~7;
-    double x[8];
-    uint32_t most = 0;
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-        x[r] = l + 8 * r == c ? 1.0 : 0.0;
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-#pragma unroll
-        for (int m = 0; m < 8; m++) {
-            const int j = 8 * r + m;
-            const double xj = shuffle_from(x[r], first + m);
-#pragma unroll
-            for (int b = r; b < 8; b++)
-                if (l + 8 * b > j)
-                    x[b] -= (double)lower[(l + 8 * b) * LT + j] * xj;
-        }
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-        out[(l + 8 * r) * C + c] = (float)x[r];
-        most = larger(most, number((float)x[r]));
-    }
-    return most;
-}
-
 template <int D> KERNEL(PAIR_TH, 1) interact(qargs p)
 {
     SHARED_MEMORY(memory);
@@ -333,7 +304,12 @@ template <int D> KERNEL(PAIR_TH, 1) interact(qargs p)
         p.scores[small + r * C + c] = x;
         scores = larger(scores, number(x));
     });
-    const uint32_t inverse = invert(t.lower, p.inverse + small);
+    uint32_t inverse = 0;
+    if (p.how.solve_factors > 0) /* L itself, for `approximate` */
+        each_place<PAIR_TH>(
+            C, C, [&](int r, int c) { p.inverse[small + r * C + c] = t.lower[r * LT + c]; });
+    else
+        inverse = invert(t.lower, p.inverse + small);
     if (!p.fp4)
         return;
     each_input<PAIR_TH, D>(

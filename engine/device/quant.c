@@ -40,14 +40,29 @@ ckpt_status ENG(kda_quant)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng_delt
                            const ckpt_eng_seq *seq, const ENG(delta_in) * in, real *o, wreal *state,
                            const ENG(quant_saved) * saved, ckpt_quant_report *report, ckpt_err *err)
 {
-    const ckpt_cuda_quant x = prefill(q, d, seq);
+    ckpt_cuda_quant x = prefill(q, d, seq);
     const ckpt_cuda_delta_in from = inputs(in);
     const ckpt_cuda c = plain(e);
+    const size_t mark = ckpt_eng_mark(e);
+    const bool measured = report != NULL && q->solve_factors > 0;
+    ckpt_status status = CKPT_OK;
+    double errors[2] = {0, 0};
+    if (measured)
+        x.errors = ckpt_eng_take(e, 2, sizeof *x.errors);
+    CKPT_CHECK(ckpt_eng_check(e, err));
     if (e->dry)
-        return CKPT_OK;
-    ckpt_status status = api_of(e)->quant_fwd(&c, &x, &from, o, state, saved->block, err);
-    if (status == CKPT_OK && report != NULL)
+        goto done;
+    if (measured)
+        CKPT_CHECK(ckpt_eng_put(e, x.errors, errors, sizeof errors, err));
+    CKPT_CHECK(api_of(e)->quant_fwd(&c, &x, &from, o, state, saved->block, err));
+    if (measured)
+        CKPT_CHECK(ckpt_eng_get(e, errors, x.errors, sizeof errors, err));
+    if (report != NULL) {
         ckpt_quant_count(q, seq, report);
+        ckpt_quant_worst(errors, report);
+    }
+done:
+    ckpt_eng_drop(e, mark);
     return status;
 }
 

@@ -606,11 +606,8 @@ static void report_on(const forward *f, ckpt_quant_report *r)
 {
     const int64_t items = f->j.chunks * f->j.HV;
     ckpt_quant_count(f->j.q, f->j.seq, r);
-    for (int64_t i = 0; i < items; i++) {
-        const double *x = f->peaks[i].inverse_errors;
-        r->inverse_error = x[0] > r->inverse_error ? x[0] : r->inverse_error;
-        r->inverse_residual = x[1] > r->inverse_residual ? x[1] : r->inverse_residual;
-    }
+    for (int64_t i = 0; i < items; i++)
+        ckpt_quant_worst(f->peaks[i].inverse_errors, r);
 }
 
 ckpt_status ENG(kda_quant)(ckpt_eng *e, const ckpt_quant *q, const ckpt_eng_delta *d,

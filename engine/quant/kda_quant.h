@@ -48,6 +48,8 @@ typedef enum ckpt_quant_stage {
 ckpt_quant_stage ckpt_quant_stage_of(int handle);
 /* Add the calls of one forward over these sequences. */
 void ckpt_quant_count(const ckpt_quant *q, const ckpt_eng_seq *seq, ckpt_quant_report *r);
+/* Raise the errors of the inverse; NaN is above all. */
+void ckpt_quant_worst(const double errors[2], ckpt_quant_report *r);
 
 /* Operands as they were multiplied, [chunk * HV + head, ...]. Where two sites quantise one operand the
  * same way they share it. */

@@ -466,9 +466,17 @@ inline void raise_to(uint32_t *p, uint32_t x)
 {
     *p = x > *p ? x : *p;
 }
+inline void raise_to(unsigned long long *p, unsigned long long x)
+{
+    *p = x > *p ? x : *p;
+}
 inline float fused(float a, float b, float c)
 {
     return a * b + c;
+}
+inline double fused(double a, double b, double c)
+{
+    return a * b + c; /* of factors whose product is exact */
 }
 inline void sync_block()
 {

@@ -46,8 +46,9 @@ typedef struct quant_run {
     ckpt_cuda c;
     int64_t cu[8];
     quant_array in[QC_IN], out[QC_OUT];
-    void *saved;
+    void *saved, *errors; /* errors: of an approximate inverse, two doubles */
     size_t saved_bytes;
+    ckpt_quant_report report; /* the reference's */
 } quant_run;
 
 static inline void quant_array_new(quant_array *a, int64_t n, bool half)
@@ -152,6 +153,7 @@ static inline ckpt_status quant_open(const quant_case *c, quant_run *r, ckpt_err
         return status;
     r->saved = dev_alloc(r->saved_bytes + 1);
     r->c.work = dev_alloc(r->c.bytes + 1);
+    r->errors = dev_alloc(2 * sizeof(double));
     return r->saved == NULL || r->c.work == NULL
                ? ckpt_fail(err, CKPT_E_NOMEM, "quantised KDA: no memory of %zu and %zu bytes",
                            r->saved_bytes, r->c.bytes)
@@ -165,6 +167,7 @@ static inline void quant_close(quant_run *r)
         quant_array_free(&r->out[i]);
     dev_free(r->saved);
     dev_free(r->c.work);
+    dev_free(r->errors);
 }
 static inline void quant_inputs(const quant_case *c, quant_run *r)
 {
@@ -176,6 +179,17 @@ static inline void quant_inputs(const quant_case *c, quant_run *r)
     quant_fill(&r->in[QC_STATE0], -0.2, 0.2);
     quant_fill(&r->in[QC_DO], -1, 1);
     quant_fill(&r->in[QC_DSTATE], -1, 1);
+}
+/* Have forward measure the approximate inverse, and what it found. */
+static inline void quant_measure(quant_run *r)
+{
+    const double zero[2] = {0, 0};
+    dev_put(r->errors, zero, sizeof zero);
+    r->d.errors = r->policy.solve_factors > 0 ? r->errors : NULL;
+}
+static inline void quant_measured(const quant_run *r, double errors[2])
+{
+    dev_get(errors, r->errors, 2 * sizeof *errors);
 }
 static inline void quant_put(quant_run *r)
 {
@@ -234,7 +248,7 @@ static inline ckpt_status quant_reference_once(ckpt_eng *e, const quant_case *c,
     ckpt_status status;
     CKPT_CHECK(ENG(kda_quant_save)(e, &r->policy, &d, &seq, &saved, err));
     CKPT_CHECK(ENG(kda_quant)(e, &r->policy, &d, &seq, &in, r->out[QC_O].x, r->out[QC_STATE].x,
-                              &saved, NULL, err));
+                              &saved, &r->report, err));
     CKPT_CHECK(ENG(kda_quant_bwd)(e, &r->policy, &d, &seq, &in, &saved, r->in[QC_DO].x,
                                   c->states ? r->in[QC_DSTATE].x : NULL, &g, err));
 done:
@@ -245,6 +259,7 @@ static inline ckpt_status quant_reference(const quant_case *c, quant_run *r, int
 {
     ckpt_eng e;
     ckpt_eng_init(&e, threads);
+    r->report = (ckpt_quant_report){.calls = {0}};
     ckpt_status status = quant_reference_once(&e, c, r, err);
     if (status == CKPT_OK)
         status = ckpt_eng_reserve(&e, e.peak, err);
