@@ -2,6 +2,7 @@
  * nothing is ever still on its way; CKPT_EMULATED_CARDS says how many cards it is (8). */
 #include "memory.h"
 
+#include "move.h"
 #include "runtime.cuh"
 
 #include <pthread.h>
@@ -12,9 +13,11 @@
 struct ckpt_cuda_pipe {
     ckpt_cuda_card card;
     size_t bytes;
-    int turn; /* the buffer that is filled now */
-    void *buffer[2];
+    int turn;                    /* the buffer that is filled now */
+    void *buffer[2], *staged[2]; /* staged: on the device, of what is widened there */
 #ifndef CKPT_CUDA_EMULATE
+    int number; /* of the card: a thread starts on card 0 */
+    cudaStream_t stream;
     cudaEvent_t gone[2];
 #endif
 };
@@ -143,6 +146,17 @@ static ckpt_status wait_all(const ckpt_cuda_card *, ckpt_err *)
     return CKPT_OK;
 }
 
+static ckpt_status open_pipe(ckpt_cuda_pipe *, ckpt_err *)
+{
+    return CKPT_OK;
+}
+static void close_pipe(ckpt_cuda_pipe *)
+{
+}
+static ckpt_status enter(ckpt_cuda_pipe *, ckpt_err *)
+{
+    return CKPT_OK;
+}
 static ckpt_status open_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
 {
     p->buffer[i] = malloc(p->bytes + 1); /* this process's, as pinned memory is */
@@ -160,6 +174,23 @@ static ckpt_status wait_buffer(ckpt_cuda_pipe *, int, ckpt_err *)
 static ckpt_status send_buffer(ckpt_cuda_pipe *p, int i, void *to, size_t bytes, ckpt_err *err)
 {
     return ckpt_cuda_put(&p->card, to, p->buffer[i], bytes, err);
+}
+static ckpt_status mark_buffer(ckpt_cuda_pipe *, int, ckpt_err *)
+{
+    return CKPT_OK;
+}
+static void *stream_of(const ckpt_cuda_pipe *p)
+{
+    return p->card.stream;
+}
+static pthread_mutex_t one_kernel = PTHREAD_MUTEX_INITIALIZER; /* its registers are the process's */
+static void kernel_begin(void)
+{
+    pthread_mutex_lock(&one_kernel);
+}
+static void kernel_end(void)
+{
+    pthread_mutex_unlock(&one_kernel);
 }
 
 #else
@@ -207,19 +238,16 @@ static ckpt_status open_card(ckpt_cuda_card *card, int number, char *name, size_
                          what.name, what.major, what.minor);
     if (e == cudaSuccess && name != NULL)
         snprintf(name, cap, "%s", what.name);
-    cudaStream_t s[2] = {NULL, NULL};
-    for (int i = 0; i < 2 && e == cudaSuccess; i++)
-        e = cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking);
-    card->stream = s[0];
-    card->copies = s[1];
-    return done(e, "streams", err);
+    cudaStream_t s = NULL;
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    card->stream = s;
+    return done(e, "a stream", err);
 }
 static void close_card(ckpt_cuda_card *card)
 {
     if (card->stream != NULL)
         (void)cudaStreamDestroy((cudaStream_t)card->stream);
-    if (card->copies != NULL)
-        (void)cudaStreamDestroy((cudaStream_t)card->copies);
 }
 
 ckpt_status ckpt_cuda_alloc(size_t bytes, void **out, ckpt_err *err)
@@ -274,37 +302,62 @@ ckpt_status ckpt_cuda_zero(const ckpt_cuda_card *card, void *p, size_t bytes, ck
 }
 static ckpt_status wait_all(const ckpt_cuda_card *card, ckpt_err *err)
 {
-    cudaError_t e = cudaStreamSynchronize(work(card));
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize((cudaStream_t)card->copies);
-    return done(e, "work on the device", err);
+    return done(cudaStreamSynchronize(work(card)), "work on the device", err);
 }
 
+static ckpt_status open_pipe(ckpt_cuda_pipe *p, ckpt_err *err)
+{
+    cudaError_t e = cudaGetDevice(&p->number);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking);
+    for (int i = 0; i < 2 && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&p->gone[i], cudaEventDisableTiming);
+    return done(e, "a stream of copies", err);
+}
+static void close_pipe(ckpt_cuda_pipe *p)
+{
+    for (int i = 0; i < 2; i++)
+        if (p->gone[i] != NULL)
+            (void)cudaEventDestroy(p->gone[i]);
+    if (p->stream != NULL)
+        (void)cudaStreamDestroy(p->stream);
+}
+static ckpt_status enter(ckpt_cuda_pipe *p, ckpt_err *err)
+{
+    return done(cudaSetDevice(p->number), "the card of a pipe", err);
+}
 static ckpt_status open_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
 {
-    cudaError_t e = cudaMallocHost(&p->buffer[i], p->bytes);
-    if (e == cudaSuccess)
-        e = cudaEventCreateWithFlags(&p->gone[i], cudaEventDisableTiming);
-    return done(e, "pinned memory", err);
+    return done(cudaMallocHost(&p->buffer[i], p->bytes), "pinned memory", err);
 }
 static void close_buffer(ckpt_cuda_pipe *p, int i)
 {
-    if (p->gone[i] != NULL)
-        (void)cudaEventDestroy(p->gone[i]);
     if (p->buffer[i] != NULL)
         (void)cudaFreeHost(p->buffer[i]);
 }
 static ckpt_status wait_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
 {
-    return done(cudaEventSynchronize(p->gone[i]), "copy to the device", err);
+    return p->gone[i] == NULL ? CKPT_OK
+                              : done(cudaEventSynchronize(p->gone[i]), "copy to the device", err);
 }
 static ckpt_status send_buffer(ckpt_cuda_pipe *p, int i, void *to, size_t bytes, ckpt_err *err)
 {
-    const cudaStream_t s = (cudaStream_t)p->card.copies;
-    cudaError_t e = cudaMemcpyAsync(to, p->buffer[i], bytes, cudaMemcpyHostToDevice, s);
-    if (e == cudaSuccess)
-        e = cudaEventRecord(p->gone[i], s);
-    return done(e, "copy to the device", err);
+    return done(cudaMemcpyAsync(to, p->buffer[i], bytes, cudaMemcpyHostToDevice, p->stream),
+                "copy to the device", err);
+}
+static ckpt_status mark_buffer(ckpt_cuda_pipe *p, int i, ckpt_err *err)
+{
+    return done(cudaEventRecord(p->gone[i], p->stream), "copy to the device", err);
+}
+static void *stream_of(const ckpt_cuda_pipe *p)
+{
+    return p->stream;
+}
+static void kernel_begin(void)
+{
+}
+static void kernel_end(void)
+{
 }
 
 #endif
@@ -360,15 +413,12 @@ ckpt_status ckpt_cuda_pipe_open(const ckpt_cuda_card *card, size_t bytes, ckpt_c
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a pipe");
     p->card = *card;
     p->bytes = bytes;
-    for (int i = 0; i < 2; i++) {
-        const ckpt_status status = open_buffer(p, i, err);
-        if (status != CKPT_OK) {
-            ckpt_cuda_pipe_close(p);
-            return status;
-        }
-    }
-    *out = p;
-    return CKPT_OK;
+    const ckpt_status status = open_pipe(p, err);
+    if (status == CKPT_OK)
+        *out = p;
+    else
+        ckpt_cuda_pipe_close(p);
+    return status;
 }
 void ckpt_cuda_pipe_close(ckpt_cuda_pipe *p)
 {
@@ -378,20 +428,45 @@ void ckpt_cuda_pipe_close(ckpt_cuda_pipe *p)
         const ckpt_status gone = wait_buffer(p, i, NULL);
         (void)gone; /* a failure is the next wait's to tell */
         close_buffer(p, i);
+        ckpt_cuda_free(p->staged[i]);
     }
+    close_pipe(p);
     free(p);
 }
 ckpt_status ckpt_cuda_pipe_next(ckpt_cuda_pipe *p, void **buffer, ckpt_err *err)
 {
-    const ckpt_status status = wait_buffer(p, p->turn, err);
-    *buffer = p->buffer[p->turn];
+    const int i = p->turn;
+    ckpt_status status = enter(p, err);
+    if (status == CKPT_OK)
+        status = p->buffer[i] == NULL ? open_buffer(p, i, err) : wait_buffer(p, i, err);
+    *buffer = p->buffer[i];
     return status;
 }
 ckpt_status ckpt_cuda_pipe_send(ckpt_cuda_pipe *p, void *to, size_t bytes, ckpt_err *err)
 {
     const int i = p->turn;
     p->turn = 1 - i;
-    return send_buffer(p, i, to, bytes, err);
+    const ckpt_status status = send_buffer(p, i, to, bytes, err);
+    return status != CKPT_OK ? status : mark_buffer(p, i, err);
+}
+ckpt_status ckpt_cuda_pipe_widen(ckpt_cuda_pipe *p, float *to, int64_t n, ckpt_err *err)
+{
+    const int i = p->turn;
+    const ckpt_cuda c = {CKPT_CUDA_BF16, stream_of(p), NULL, 0, NULL};
+    p->turn = 1 - i;
+    if (n < 0 || (size_t)n > p->bytes / 2)
+        return ckpt_fail(err, CKPT_E_USAGE, "CUDA: %lld numbers from a pipe of %zu bytes",
+                         (long long)n, p->bytes);
+    ckpt_status status = CKPT_OK;
+    if (p->staged[i] == NULL)
+        status = ckpt_cuda_alloc(p->bytes, &p->staged[i], err);
+    if (status == CKPT_OK)
+        status = send_buffer(p, i, p->staged[i], (size_t)n * 2, err);
+    kernel_begin();
+    if (status == CKPT_OK)
+        status = ckpt_cuda_widen(&c, n, p->staged[i], to, err);
+    kernel_end();
+    return status != CKPT_OK ? status : mark_buffer(p, i, err);
 }
 ckpt_status ckpt_cuda_pipe_wait(ckpt_cuda_pipe *p, ckpt_err *err)
 {

@@ -20,12 +20,12 @@
 extern "C" {
 #endif
 
-#define CKPT_CUDA_PLUGIN_VERSION 2
+#define CKPT_CUDA_PLUGIN_VERSION 3
 
 /* clang-format off */
 #define CKPT_CUDA_FUNCTIONS(X)                                                                     \
     X(cards) X(open) X(close) X(alloc) X(free) X(put) X(get) X(copy) X(zero) X(wait)                        \
-    X(pipe_open) X(pipe_close) X(pipe_next) X(pipe_send) X(pipe_wait)                              \
+    X(pipe_open) X(pipe_close) X(pipe_next) X(pipe_send) X(pipe_widen) X(pipe_wait)                             \
     X(capture_begin) X(capture_end) X(graph_launch) X(graph_size) X(graph_free)                    \
     X(tap_open) X(tap_close) X(tap_mark) X(tap_start) X(tap_take)                                  \
     X(work) X(rmsnorm) X(rmsnorm_bwd) X(gated_rmsnorm) X(gated_rmsnorm_bwd) X(l2norm) X(l2norm_bwd)\

@@ -1,12 +1,11 @@
-/* Parameters of a network in the memory of a device: network_load.c's part. They are read by all threads,
- * each through two pinned buffers of which one is filled while the other is on its way. `data` is f32;
- * where products read bf16, `matrices` holds the same elements rounded. */
+/* Parameters of a network in the memory of a device: network_load.c's part. load.h brings them. `data` is
+ * f32; where products read bf16, `matrices` holds the same elements rounded. */
 #include "network_internal.h"
 
 #include <stdlib.h>
 
 #include "context.h"
-#include "plan.h"
+#include "load.h"
 
 #define LOW (sizeof(real) != sizeof(wreal))
 
@@ -41,65 +40,35 @@ done:
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-#define PIECE ((uint64_t)4 << 20)
-#define SCRATCH ((uint64_t)1 << 20)
-
-typedef struct load_job {
-    const ENG(network) * m;
-    const ckpt_model *src;
-    ckpt_gather *gathers;
-    ckpt_cuda_pipe **pipes; /* one a worker */
-    uint8_t *scratch;
-    ckpt_err *errs;
-    ckpt_status *status;
-} load_job;
-
-static void load_param(void *arg, int64_t item, int worker)
+/* What is stored in bf16, and as the values that the engine takes, is widened on the device. */
+static bool widens(const ckpt_gather *g)
 {
-    const load_job *j = arg;
-    const ckpt_cuda_plugin *api = j->m->device->api;
-    const ENG(param) *p = &j->m->params[item];
-    ckpt_cuda_pipe *pipe = j->pipes[worker];
-    ckpt_err *err = &j->errs[worker];
-    ckpt_scratch scratch = {.buf = j->scratch + (uint64_t)worker * SCRATCH, .cap = SCRATCH};
-    uint64_t bytes = (uint64_t)p->n * sizeof(wreal);
-    for (uint64_t at = 0; at < bytes && j->status[worker] == CKPT_OK; at += PIECE) {
-        size_t n = (size_t)ckpt_min_u64(PIECE, bytes - at);
-        void *buffer = NULL;
-        ckpt_status status = api->pipe_next(pipe, &buffer, err);
-        if (status == CKPT_OK)
-            status = ckpt_gather_run(j->src->src, &j->gathers[item], at, n, buffer, &scratch, err);
-        if (status == CKPT_OK)
-            status = api->pipe_send(pipe, (uint8_t *)(j->m->data + p->at) + at, n, err);
-        if (status != CKPT_OK)
-            ckpt_err_frame(err, "tensor %s", p->name);
-        j->status[worker] = status;
-    }
+    return g->from == CKPT_BF16 && g->add_from == 0 && g->add_to == 0 && g->add_back == 0 &&
+           sizeof(wreal) == sizeof(float);
 }
 
-static ckpt_status read_all(ENG(network) * m, const ckpt_eng *e, load_job *j, ckpt_arena *arena,
-                            ckpt_err *err)
+static ckpt_status read_all(ENG(network) * m, const ckpt_eng *e, const ckpt_model *src,
+                            ckpt_arena *arena, ckpt_err *err)
 {
-    const ckpt_cuda_plugin *api = m->device->api;
-    size_t threads = (size_t)e->threads;
+    ckpt_gather *gathers = ckpt_arena_array(arena, m->n_params + 1, sizeof *gathers);
+    ckpt_eng_load_item *items = ckpt_arena_array(arena, m->n_params + 1, sizeof *items);
     ckpt_status status;
-    CKPT_CHECK(ENG(network_plan)(m, j->src, arena, j->gathers, err));
-    for (size_t i = 0; i < threads; i++)
-        CKPT_CHECK(api->pipe_open(&m->device->card, PIECE, &j->pipes[i], err));
-    CKPT_CHECK(api->wait(&m->device->card, err)); /* zeros come before what is sent */
-    ckpt_eng_parallel(e, (int64_t)m->n_params, load_param, j);
-    for (size_t i = 0; i < threads; i++) {
-        if (j->status[i] != CKPT_OK) {
-            if (err != NULL)
-                *err = j->errs[i];
-            status = j->status[i];
-            goto done;
-        }
-        CKPT_CHECK(api->pipe_wait(j->pipes[i], err));
+    if (gathers == NULL || items == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory reading parameters");
+    CKPT_CHECK(ENG(network_plan)(m, src, arena, gathers, err));
+    for (size_t i = 0; i < m->n_params; i++) {
+        const ENG(param) *p = &m->params[i];
+        const bool widen = widens(&gathers[i]);
+        if (widen)
+            gathers[i].to = CKPT_BF16;
+        items[i] = (ckpt_eng_load_item){.name = p->name,
+                                        .gather = &gathers[i],
+                                        .bytes = (uint64_t)p->n * (widen ? 2 : sizeof(wreal)),
+                                        .to = m->data + p->at,
+                                        .widen = widen};
     }
+    status = ckpt_eng_load(e, src->src, items, m->n_params, NULL, err);
 done:
-    for (size_t i = 0; i < threads; i++)
-        api->pipe_close(j->pipes[i]);
     return status;
 }
 
@@ -158,26 +127,11 @@ ckpt_status ENG(network_load)(ENG(network) * m, const ckpt_eng *e, const ckpt_mo
                               ckpt_err *err)
 {
     ckpt_arena arena = {0};
-    size_t threads = (size_t)e->threads;
-    load_job j = {.m = m, .src = src};
     ckpt_status status;
-    j.gathers = ckpt_arena_array(&arena, m->n_params + 1, sizeof *j.gathers);
-    j.pipes = calloc(threads, sizeof(ckpt_cuda_pipe *));
-    j.errs = calloc(threads, sizeof *j.errs);
-    j.status = calloc(threads, sizeof *j.status);
-    j.scratch = malloc(threads * SCRATCH);
-    if (!j.gathers || !j.pipes || !j.errs || !j.status || !j.scratch) {
-        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory reading parameters");
-        goto done;
-    }
-    CKPT_CHECK(read_all(m, e, &j, &arena, err));
+    CKPT_CHECK(read_all(m, e, src, &arena, err));
     CKPT_CHECK(ENG(network_refresh)(e, m, err));
     status = make_tables(m, e, err);
 done:
-    free(j.pipes);
-    free(j.errs);
-    free(j.status);
-    free(j.scratch);
     ckpt_arena_free(&arena);
     return status;
 }

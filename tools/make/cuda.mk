@@ -19,7 +19,7 @@ CXX         ?= g++
 %/quant_d64.cu.o %/quant_d64.sm90.o %/quant_d128.cu.o %/quant_d128.sm90.o \
     %/quant_codec.cu.o: NVCC_FLAGS += -fmad=false
 
-.PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu quant_gpu
+.PHONY: cuda cuda-compile kda_gpu ops_gpu attn_gpu quant_gpu load_gpu
 # make cuda-compile    compile engine/cuda/*.cu for sm_90a with nvcc; no link with NVIDIA's libraries
 cuda-compile: $(patsubst %.cu,$(BUILD)/%.sm90.o,$(CU_SRC))
 	$(Q)ld -r -o $(BUILD)/sm90.o $^ # a name that two objects define fails here
@@ -53,21 +53,23 @@ $(BUILD)/lib/err.pic.o: lib/err.c $(BUILD)/flags
 # make attn_gpu        $(BUILD)/attn_gpu, the same of products and attention
 # make quant_gpu       $(BUILD)/quant_gpu, the same of the quantised recurrence (tests/gpu/quant.sh)
 # make two_gpu         $(BUILD)/two_gpu, models over several cards (tests/gpu/two.sh)
+# make load_gpu        $(BUILD)/load_gpu, checkpoints into a card's memory (tests/gpu/load.sh)
 kda_gpu: $(BUILD)/kda_gpu
 ops_gpu: $(BUILD)/ops_gpu
 attn_gpu: $(BUILD)/attn_gpu
 quant_gpu: $(BUILD)/quant_gpu
 two_gpu: $(BUILD)/two_gpu
+load_gpu: $(BUILD)/load_gpu
 $(BUILD)/quant_gpu: $(BUILD)/tests/gpu/quant_codec.cu.o
-$(BUILD)/kda_gpu $(BUILD)/ops_gpu $(BUILD)/attn_gpu $(BUILD)/quant_gpu $(BUILD)/two_gpu: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) \
-                                   $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+$(BUILD)/kda_gpu $(BUILD)/ops_gpu $(BUILD)/attn_gpu $(BUILD)/quant_gpu $(BUILD)/two_gpu $(BUILD)/load_gpu: \
+    $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(CU_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(NVCC) -cudart static -Xcompiler "$(OPENMP)" -o $@ $^ $(PKG_LIBS) $(BLAS_LIBS) -lm
 $(BUILD)/tests/gpu/kda_gpu.o $(BUILD)/tests/gpu/ops_gpu.o $(BUILD)/tests/gpu/attn_gpu.o $(BUILD)/tests/gpu/quant_gpu.o \
     $(BUILD)/tests/gpu/two_gpu.o: \
     CPPFLAGS += -isystem $(dir $(NVCC))../include
 
--include $(patsubst %,$(BUILD)/tests/gpu/%.d,kda_gpu ops_gpu attn_gpu quant_gpu two_gpu)
+-include $(patsubst %,$(BUILD)/tests/gpu/%.d,kda_gpu ops_gpu attn_gpu quant_gpu two_gpu load_gpu)
 
 # Fibers change stacks, which sanitizers do not follow: these objects are compiled without them.
 $(BUILD)/%.emu.o: %.cu $(CU_DEP) tests/gpu/emulate.h tests/gpu/emulate_wgmma.h
@@ -93,13 +95,14 @@ $(BUILD)/fake_nccl.so: tests/gpu/fake_nccl.c $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -std=c17 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -O2 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -o $@ $< -pthread
 
-# make two_emulated    $(BUILD)/two_emulated, the same program on the emulator
-.PHONY: two_gpu two_emulated
+# make two_emulated    $(BUILD)/two_emulated, the same program on the emulator; load_emulated: load_gpu's
+.PHONY: two_emulated load_emulated
 two_emulated: $(BUILD)/two_emulated $(BUILD)/fake_nccl.so
-$(BUILD)/two_emulated: $(BUILD)/tests/gpu/two_emulated.o $(EMU_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
+load_emulated: $(BUILD)/load_emulated
+$(BUILD)/two_emulated $(BUILD)/load_emulated: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(EMU_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lstdc++
-$(BUILD)/tests/gpu/two_emulated.o: tests/gpu/two_gpu.c $(wildcard tests/gpu/*.h) $(BUILD)/flags
+$(BUILD)/tests/gpu/two_emulated.o $(BUILD)/tests/gpu/load_emulated.o: $(BUILD)/tests/gpu/%_emulated.o: tests/gpu/%_gpu.c $(wildcard tests/gpu/*.h) $(BUILD)/flags
 	$(call say,CC,$< emulated)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Wno-missing-prototypes -Iengine -Itests \

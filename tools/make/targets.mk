@@ -79,7 +79,7 @@ all-tests: $(BUILD)/fuzz-replay $(BUILD)/ckpt $(BUILD)/unit $(BUILD)/property $(
 check: check-unit check-cli check-property check-fault check-fuzz
 
 # make check-cli       command-line tests (tests/cli)
-check-cli: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/stcmp cuda-emulated $(BUILD)/fake_nccl.so
+check-cli: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/stcmp cuda-emulated load_emulated $(BUILD)/fake_nccl.so
 	$(Q)CKPT=$(CKPT) GEN=$(abspath $(BUILD)/gen) STCMP=$(abspath $(BUILD)/stcmp) tests/cli/run.sh
 
 # make check-property  random models: mesh A -> mesh B -> A over all containers (SEEDS=n)
