@@ -2,6 +2,7 @@
 
 #include "checked.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,18 +15,27 @@ int ckpt_share_of(const ckpt_share *s, uint64_t at, uint64_t bytes, uint64_t tot
     return r < (unsigned)s->size ? (int)r : s->size - 1;
 }
 
+/* What a rank says. */
+typedef struct word {
+    int32_t status;
+    char text[252];
+} word;
+
 ckpt_status ckpt_share_agree(const ckpt_share *s, ckpt_status mine, ckpt_err *err)
 {
     if (ckpt_share_alone(s))
         return mine;
     ckpt_status status = CKPT_OK;
-    int32_t own = (int32_t)mine;
+    word own = {.status = (int32_t)mine};
     int64_t *counts = calloc((size_t)s->size, sizeof *counts);
-    int32_t *all = calloc((size_t)s->size, sizeof *all);
+    word *all = calloc((size_t)s->size, sizeof *all);
     if (counts == NULL || all == NULL) {
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
         goto done;
     }
+    if (mine != CKPT_OK)
+        (void)snprintf(own.text, sizeof own.text, "%.250s",
+                       err != NULL && err->text[0] != '\0' ? err->text : ckpt_status_text(mine));
     for (int r = 0; r < s->size; r++)
         counts[r] = sizeof own;
     ckpt_err of_gather = {0};
@@ -39,8 +49,8 @@ ckpt_status ckpt_share_agree(const ckpt_share *s, ckpt_status mine, ckpt_err *er
         goto done;
     }
     for (int r = 0; r < s->size && status == CKPT_OK; r++)
-        if (all[r] != CKPT_OK)
-            status = ckpt_fail(err, CKPT_E_IO, "rank %d of %d failed", r, s->size);
+        if (all[r].status != CKPT_OK)
+            status = ckpt_fail(err, CKPT_E_IO, "rank %d of %d: %.250s", r, s->size, all[r].text);
 done:
     free(counts);
     free(all);

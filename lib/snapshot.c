@@ -4,6 +4,7 @@
 
 #include "checked.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -238,9 +239,37 @@ done:
     return status;
 }
 
+static void free_data(ckpt_snapshot *s)
+{
+    if (s->mapped > 0)
+        (void)munmap(s->data, s->mapped);
+    else
+        free(s->data);
+    s->data = NULL;
+    s->shared = NULL;
+    s->mapped = 0;
+}
+
+ckpt_status ckpt_snapshot_share(ckpt_snapshot *s, int fd, size_t numbers, bool first, ckpt_err *err)
+{
+    const size_t size =
+        (size_t)s->bytes + numbers * sizeof *s->shared; /* bytes: a multiple of 64 */
+    free_data(s);
+    if (first && (ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)size) != 0))
+        return ckpt_fail_errno(err, errno, "shared memory for a snapshot");
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a snapshot of %llu bytes",
+                         (unsigned long long)s->bytes);
+    s->data = p;
+    s->shared = (int64_t *)(void *)(s->data + s->bytes);
+    s->mapped = size;
+    return CKPT_OK;
+}
+
 void ckpt_snapshot_close(ckpt_snapshot *s)
 {
-    free(s->data);
+    free_data(s);
     free(s->objects);
     ckpt_json_free(s->src.config);
     ckpt_json_free(s->src.metadata);

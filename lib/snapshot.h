@@ -24,6 +24,8 @@ typedef struct ckpt_snapshot {
     size_t n;
     uint8_t *data;
     uint64_t bytes;
+    size_t mapped;    /* bytes of the mapping that data begins; 0: it is malloc'd */
+    int64_t *shared;  /* numbers after it, which all who share it see */
     uint8_t *objects; /* payloads of the base's objects, which are carried unchanged */
     uint64_t object_bytes;
 } ckpt_snapshot;
@@ -33,6 +35,11 @@ typedef struct ckpt_snapshot {
 ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,
                                const ckpt_snapshot_tensor *tensors, size_t n,
                                ckpt_err *err) CKPT_MUST_USE;
+/* Puts the buffer, in which nothing is yet, and `numbers` numbers into a file that several processes have open, each
+ * with a snapshot of the same tensors. One of them does it first, with `first`: the file then has its size and is
+ * zero throughout. Errors: CKPT_E_IO, CKPT_E_NOMEM. */
+ckpt_status ckpt_snapshot_share(ckpt_snapshot *s, int fd, size_t numbers, bool first,
+                                ckpt_err *err) CKPT_MUST_USE;
 /* Has the kernel give the memory its pages now, where it can, so that the first copy does not wait for them.
  * By any thread, also while the memory is written. */
 void ckpt_snapshot_populate(const ckpt_snapshot *s);

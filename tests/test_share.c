@@ -83,7 +83,7 @@ static bool one_fails(par_rank *r)
     ckpt_status status = ckpt_share_agree(&s, own, &r->err);
     if (status != (mine ? CKPT_E_FORMAT : CKPT_E_IO))
         return PAR_FAIL(r, "status %d", (int)status);
-    if (strcmp(r->err.text, mine ? "my own reason" : "rank 1 of 3 failed") != 0)
+    if (strcmp(r->err.text, mine ? "my own reason" : "rank 1 of 3: my own reason") != 0)
         return PAR_FAIL(r, "text '%s'", r->err.text);
     r->err = (ckpt_err){0};
     return ckpt_share_agree(&s, CKPT_OK, &r->err) == CKPT_OK;

@@ -283,7 +283,7 @@ static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
     size_t n = 0;
     ckpt_status status = CKPT_OK;
     ckpt_saver *s = &run->saver;
-    if (o->save == NULL || !ckpt_ranks_lead(run->ranks))
+    if (o->save == NULL || !(run->together || ckpt_ranks_lead(run->ranks)))
         return CKPT_OK;
     *s = (ckpt_saver){.tool = run->tool,
                       .base = &run->base,
@@ -295,6 +295,7 @@ static ckpt_status open_saver(ckpt_train_run *run, ckpt_err *err)
                       .approximate = o->approximate,
                       .allow_unknown = o->allow_unknown,
                       .begin = run->trainer.beside != NULL ? begin_copy : NULL,
+                      .crew = run->together ? &run->crew : NULL,
                       .config_dtype = dtypes[o->dtype],
                       .set_dtype = o->dtype != CKPT_TRAIN_KEEP,
                       .lock_fd = -1};
@@ -320,6 +321,8 @@ static void take_events(ckpt_train_run *run)
         free(run->failed);
         run->failed = NULL;
         if (event.error == NULL) {
+            if (!ckpt_ranks_lead(run->ranks))
+                continue; /* it is in place when rank 0 says so */
             free(run->last_path);
             run->last_path = event.path != NULL ? strdup(event.path) : NULL;
             memcpy(run->root, event.digest, sizeof run->root);
@@ -339,7 +342,7 @@ static ckpt_status save(ckpt_train_run *run, double *stall, ckpt_err *err)
     size_t n = 0;
     double seconds = 0;
     CKPT_CHECK(ckpt_trainer_tensors(&run->trainer, &list, &n, err));
-    if (!ckpt_ranks_lead(run->ranks)) {
+    if (!run->together && !ckpt_ranks_lead(run->ranks)) {
         status = ckpt_trainer_copy(&run->trainer, list, n, NULL, err);
         run->saved_step = run->trainer.state.step;
         goto done;
@@ -513,6 +516,19 @@ static ckpt_status stop_bad(ckpt_train_run *run, ckpt_err *err)
                      newest);
 }
 
+static const char *dead(void *self)
+{
+    return ckpt_ranks_dead(self);
+}
+
+static void save_together(ckpt_train_run *run)
+{
+    ckpt_ranks *r = run->ranks;
+    run->together = ckpt_ranks_save_together(r);
+    if (run->together)
+        run->crew = (ckpt_save_crew){&r->share, &r->save_share, r->launched.snapshots, dead, r};
+}
+
 static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status;
@@ -521,6 +537,7 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     CKPT_CHECK(ckpt_tool_device(run->tool, run->o->device, err));
     CKPT_CHECK(ckpt_ranks_join(run->tool, &run->o->mesh, err));
+    save_together(run);
     run->schedule_given = gives_schedule(run->o);
     CKPT_CHECK(open_base(run, err));
     CKPT_CHECK(ckpt_train_check_save(run, err));

@@ -1,4 +1,5 @@
 /* Starting and watching ranks (launch.h). */
+#define _GNU_SOURCE /* memfd_create */
 #include "launch.h"
 
 #include <errno.h>
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -18,7 +20,7 @@
 
 typedef struct watch {
     ckpt_tool *tool;
-    ckpt_comm_host *host;
+    ckpt_comm_host *host, *saves;
     pid_t pids[CKPT_COMM_HOST_MAX]; /* 0: not there any more */
     int size, alive, stops, code;
     bool failed;
@@ -32,6 +34,12 @@ static void signal_all(const watch *w, int number)
             (void)kill(w->pids[r], number);
 }
 
+static void tell_gone(const watch *w, int rank, const char *why)
+{
+    ckpt_comm_host_gone(w->host, rank, why);
+    ckpt_comm_host_gone(w->saves, rank, why);
+}
+
 /* A rank ended. */
 static void judge(watch *w, int rank, int how)
 {
@@ -39,7 +47,7 @@ static void judge(watch *w, int rank, int how)
     w->pids[rank] = 0;
     w->alive--;
     if (WIFEXITED(how) && WEXITSTATUS(how) == 0) {
-        ckpt_comm_host_gone(w->host, rank, NULL);
+        tell_gone(w, rank, NULL);
         return;
     }
     if (WIFSIGNALED(how))
@@ -47,7 +55,7 @@ static void judge(watch *w, int rank, int how)
                  strsignal(WTERMSIG(how)));
     else
         snprintf(why, sizeof why, "ended with exit status %d", WEXITSTATUS(how));
-    ckpt_comm_host_gone(w->host, rank, why);
+    tell_gone(w, rank, why);
     if (WIFEXITED(how) && w->code == 0)
         w->code = WEXITSTATUS(how);
     if (!w->failed)
@@ -103,10 +111,19 @@ ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, ckpt_launch *out, ckpt_
 {
     sigset_t set, old;
     watch w = {.tool = tool, .size = size};
-    const pid_t parent = getpid();
+    ckpt_launch made = {.parent = getpid()};
     ckpt_status status = ckpt_comm_host_new(&w.host, size, err);
     if (status != CKPT_OK)
         return status;
+    status = ckpt_comm_host_new(&w.saves, size, err);
+    if (status != CKPT_OK) {
+        ckpt_comm_host_free(w.host);
+        return status;
+    }
+    made.host = w.host;
+    made.saves = w.saves;
+    for (int i = 0; i < 2; i++)
+        made.snapshots[i] = memfd_create("snapshot", MFD_CLOEXEC);
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGCHLD);
     (void)sigaddset(&set, SIGINT);
@@ -118,8 +135,9 @@ ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, ckpt_launch *out, ckpt_
     for (int r = 0; r < size; r++) {
         w.pids[r] = fork();
         if (w.pids[r] == 0) {
-            become_rank(tool, size, parent, &old);
-            *out = (ckpt_launch){w.host, r, parent};
+            become_rank(tool, size, made.parent, &old);
+            *out = made;
+            out->rank = r;
             return CKPT_OK;
         }
         if (w.pids[r] < 0) {
@@ -130,6 +148,7 @@ ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, ckpt_launch *out, ckpt_
                 continue;
             (void)sigprocmask(SIG_SETMASK, &old, NULL);
             ckpt_comm_host_free(w.host);
+            ckpt_comm_host_free(w.saves);
             return status;
         }
         w.alive++;

@@ -9,6 +9,8 @@
 
 typedef struct ckpt_launch {
     ckpt_comm_host *host;
+    ckpt_comm_host *saves; /* the same ranks, for the threads that save */
+    int snapshots[2];      /* memory that all ranks can map, empty; -1: there is none */
     int rank;
     pid_t parent;
 } ckpt_launch;

@@ -104,7 +104,10 @@ static ckpt_status open_world(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ran
         ckpt_status status = ckpt_launch_ranks(tool, (int)o->launch, &r->launched, err);
         if (status != CKPT_OK)
             return status;
-        return ckpt_comm_host_join(r->launched.host, r->launched.rank, &r->world, err);
+        status = ckpt_comm_host_join(r->launched.saves, r->launched.rank, &r->saves, err);
+        return status == CKPT_OK
+                   ? ckpt_comm_host_join(r->launched.host, r->launched.rank, &r->world, err)
+                   : status;
     }
     char *path = ckpt_tool_part(&tool->arena, PART);
     return path == NULL ? ckpt_tool_no_memory(err) : ckpt_comm_load(&r->world, path, err);
@@ -163,6 +166,11 @@ static ckpt_status gather_bytes(void *self, const void *mine, const int64_t *cou
     return ckpt_comm_allgather(self, 1, mine, counts, all, err);
 }
 
+static ckpt_share share_over(ckpt_comm *c)
+{
+    return (ckpt_share){.rank = c->rank, .size = c->size, .allgather = gather_bytes, .self = c};
+}
+
 ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err)
 {
     if (!ckpt_ranks_started())
@@ -172,10 +180,19 @@ ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err)
     if (status != CKPT_OK)
         return status;
     ckpt_ranks *r = tool->ranks;
-    r->share = (ckpt_share){
-        .rank = r->world.rank, .size = r->world.size, .allgather = gather_bytes, .self = &r->world};
+    r->share = share_over(&r->world);
     tool->share = &r->share;
     return CKPT_OK;
+}
+
+bool ckpt_ranks_save_together(ckpt_ranks *r)
+{
+    if (r == NULL || r->saves.size < 2 || r->launched.snapshots[0] < 0 ||
+        r->launched.snapshots[1] < 0)
+        return false;
+    r->share = share_over(&r->world);
+    r->save_share = share_over(&r->saves);
+    return true;
 }
 
 ckpt_status ckpt_ranks_tell(ckpt_tool *tool, const char **text, ckpt_err *err)
@@ -223,10 +240,12 @@ void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code)
         return;
     if (failed && r->world.size > 1) {
         fflush(NULL);
+        ckpt_comm_abort(&r->saves, code);
         ckpt_comm_abort(&r->world, code);
     }
     if (r->par.world != NULL)
         ckpt_eng_par_close(&r->par);
+    ckpt_comm_release(&r->saves);
     ckpt_comm_release(&r->world);
     free(r);
 }

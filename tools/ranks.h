@@ -20,7 +20,9 @@ struct ckpt_ranks {
     ckpt_eng_par par;
     ckpt_launch launched; /* host NULL: mpirun started them */
     int local;            /* rank among those of this host: which GPU */
-    ckpt_share share;     /* of commands that divide their work by bytes */
+    ckpt_share share;     /* of commands that divide their work by bytes, over world */
+    ckpt_comm saves;      /* of ranks started here: the threads that save (train_save.h) */
+    ckpt_share save_share;
 };
 
 /* Start or join the others. *out stays NULL in one process; else it belongs to the tool, which ends it with the
@@ -37,6 +39,8 @@ ckpt_status ckpt_ranks_join(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *
 ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err) CKPT_MUST_USE;
 /* Whether mpirun or its like started this process. */
 bool ckpt_ranks_started(void);
+/* Ranks started here, which can all map launched.snapshots: share and save_share are set then. */
+bool ckpt_ranks_save_together(ckpt_ranks *r);
 /* Rank 0's text to all, in the tool's arena. Every rank calls it; NULL stays NULL. */
 ckpt_status ckpt_ranks_tell(ckpt_tool *tool, const char **text, ckpt_err *err) CKPT_MUST_USE;
 static inline bool ckpt_ranks_lead(const ckpt_ranks *r)

@@ -308,6 +308,7 @@ ckpt_train_config ckpt_train_config_of(const ckpt_train_run *run)
         .batch = o->batch,
         .micro = o->micro < most ? o->micro : most,
         .par = par,
+        .places = run->together,
         .device = run->tool->device,
         .no_graphs = graphs != NULL && strcmp(graphs, "0") == 0,
         .seq_len = o->seq_len,

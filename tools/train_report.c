@@ -159,6 +159,8 @@ void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event)
     }
     write_line(run, &w);
     ckpt_train_erase(run);
+    if (event->error != NULL && ckpt_ranks_dead(run->ranks) != NULL)
+        return; /* the run ends with words of its own */
     if (event->error != NULL)
         ckpt_tool_warn(
             run->tool, "saving step %lld failed: %s; %s%s", (long long)event->step, event->error,

@@ -52,10 +52,11 @@ typedef struct ckpt_train_run {
     bool open;  /* trainer */
     bool found; /* optimizer state in the base */
     ckpt_saver saver;
-    bool saving;
-    ckpt_ranks *ranks;  /* NULL: one process */
-    int64_t saved_step; /* newest step handed to the saver, -1 none */
-    char *last_path;    /* newest checkpoint that is in place, or NULL */
+    ckpt_save_crew crew;
+    bool saving, together; /* together: of crew */
+    ckpt_ranks *ranks;     /* NULL: one process */
+    int64_t saved_step;    /* newest step handed to the saver, -1 none */
+    char *last_path;       /* newest checkpoint that is in place, or NULL */
     uint8_t root[CKPT_SHA256_LEN];
     char *failed;         /* why the newest save failed, NULL if it did not */
     ckpt_status bad_data; /* why the newest step could not read its samples, or CKPT_OK */

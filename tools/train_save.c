@@ -165,12 +165,18 @@ static void push_event(ckpt_saver *s, ckpt_save_event *event)
 /* All formats of one job, outside the lock. */
 static void write_job(ckpt_saver *s, ckpt_save_job *job)
 {
+    ckpt_err of_copies = {0};
+    const ckpt_status copied = ckpt_write_await(s, job, &of_copies);
+    free(job->failed);
+    job->failed = NULL;
     for (size_t i = 0; i < s->n_formats; i++) {
-        ckpt_err err = {0};
+        ckpt_err err = of_copies;
         ckpt_save_event event = {.step = job->step};
         struct timespec start;
         clock_gettime(CLOCK_MONOTONIC, &start);
-        ckpt_status status = ckpt_write_checkpoint(s, job, &s->formats[i], &event, &err);
+        ckpt_status status = copied;
+        if (status == CKPT_OK)
+            status = ckpt_write_checkpoint(s, job, &s->formats[i], &event, &err);
         event.seconds = ckpt_seconds_since(&start);
         if (status != CKPT_OK) {
             free(event.path);
@@ -192,17 +198,20 @@ static ckpt_save_job *find_job(ckpt_saver *s, int state)
     return NULL;
 }
 
-/* Of a copy that failed nothing is written. */
+/* Of a copy that failed nothing is written; a crew hears of it. */
 static void copy_job(ckpt_saver *s, ckpt_save_job *job)
 {
     ckpt_err err = {0};
     ckpt_status status = job->copy(job->self, &job->snapshot, &err);
+    if (status == CKPT_OK)
+        ckpt_write_copied(s, job);
     ckpt_save_event event = {.step = job->step};
+    char **why = s->crew != NULL ? &job->failed : &event.error;
     if (status != CKPT_OK)
-        event.error = strdup(err.text[0] != '\0' ? err.text : ckpt_status_text(status));
+        *why = strdup(err.text[0] != '\0' ? err.text : ckpt_status_text(status));
     pthread_mutex_lock(&s->lock);
-    job->state = status == CKPT_OK ? JOB_WAITING : JOB_FREE;
-    if (status != CKPT_OK)
+    job->state = status == CKPT_OK || s->crew != NULL ? JOB_WAITING : JOB_FREE;
+    if (event.error != NULL)
         push_event(s, &event);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -263,9 +272,13 @@ ckpt_status ckpt_saver_open(ckpt_saver *s, const ckpt_snapshot_tensor *tensors, 
     s->jobs = calloc(2, sizeof *s->jobs);
     if (s->jobs == NULL)
         return ckpt_tool_no_memory(err);
-    CKPT_CHECK(make_roots(s, err));
-    CKPT_CHECK(ckpt_sidecars_collect(&s->sidecars, s->base->src, s->old, err));
-    CKPT_CHECK(ckpt_sidecars_load(&s->sidecars, SIDECAR_BYTES, err));
+    if (ckpt_saver_leads(s)) {
+        CKPT_CHECK(make_roots(s, err));
+        CKPT_CHECK(ckpt_sidecars_collect(&s->sidecars, s->base->src, s->old, err));
+        CKPT_CHECK(ckpt_sidecars_load(&s->sidecars, SIDECAR_BYTES, err));
+    }
+    for (int i = 0; s->crew != NULL && i < 2; i++)
+        s->jobs[i].memory = s->crew->snapshots[i];
     CKPT_CHECK(ckpt_write_prepare(s, &s->jobs[0], tensors, n, err));
     for (size_t i = 0; i < s->n_formats; i++)
         CKPT_TRY(ckpt_write_check(s, &s->jobs[0], &s->formats[i], err), "--save-format %s",
@@ -285,17 +298,15 @@ done:
     return status;
 }
 
+/* The two take turns: on every rank of a crew it is the same one. */
 static ckpt_save_job *wait_free(ckpt_saver *s)
 {
+    ckpt_save_job *job = &s->jobs[s->turn];
     pthread_mutex_lock(&s->lock);
-    for (;;) {
-        for (int i = 0; i < 2; i++)
-            if (s->jobs[i].state == JOB_FREE) {
-                pthread_mutex_unlock(&s->lock);
-                return &s->jobs[i];
-            }
+    while (job->state != JOB_FREE)
         pthread_cond_wait(&s->changed, &s->lock);
-    }
+    pthread_mutex_unlock(&s->lock);
+    return job;
 }
 
 ckpt_status ckpt_saver_save(ckpt_saver *s, const ckpt_snapshot_tensor *tensors, size_t n,
@@ -312,8 +323,11 @@ ckpt_status ckpt_saver_save(ckpt_saver *s, const ckpt_snapshot_tensor *tensors, 
         status = s->begin != NULL ? s->begin(self, err) : copy(self, &job->snapshot, err);
     if (status != CKPT_OK)
         return status;
+    if (s->begin == NULL)
+        ckpt_write_copied(s, job);
     job->copy = copy;
     job->self = self;
+    s->turn = 1 - s->turn;
     pthread_mutex_lock(&s->lock);
     job->state = s->begin != NULL ? JOB_COPYING : JOB_WAITING;
     pthread_cond_broadcast(&s->changed);

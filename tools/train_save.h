@@ -55,6 +55,18 @@ typedef ckpt_status (*ckpt_save_copy)(void *self, const ckpt_snapshot *s, ckpt_e
 
 typedef struct ckpt_save_job ckpt_save_job;
 
+/* Ranks of one host that save together: the snapshots lie in memory that all of them see, each copies what it keeps of
+ * the tensors there and writes its share of the files. Every rank has a saver and calls the same functions in the
+ * same order; the directory, the manifest and the commit are rank 0's, which also finishes alone what was copied
+ * when another rank dies. */
+typedef struct ckpt_save_crew {
+    const ckpt_share *callers;       /* between the callers' threads */
+    const ckpt_share *writers;       /* between the savers' */
+    const int *snapshots;            /* [2] files of memory */
+    const char *(*dead)(void *self); /* words for a rank that died, or NULL; from any thread */
+    void *self;
+} ckpt_save_crew;
+
 typedef struct ckpt_saver {
     ckpt_tool *tool; /* for its globals and arena, from the caller's thread only */
     const ckpt_model *base;
@@ -67,6 +79,7 @@ typedef struct ckpt_saver {
     ckpt_save_begin
         begin; /* NULL: ckpt_saver_save copies. Else copies run on a thread of their own,
                               beside the caller, which keeps the values until they end */
+    const ckpt_save_crew *crew; /* or NULL: this process alone */
     ckpt_save_format formats[CKPT_SAVE_FORMATS];
     size_t n_formats;
     ckpt_sidecars sidecars;
@@ -75,6 +88,7 @@ typedef struct ckpt_saver {
     int lock_fd; /* -1: none */
     /* below: shared with the thread, under lock */
     ckpt_save_job *jobs;      /* two */
+    int turn;                 /* the caller's: which one is next */
     pthread_t thread, copier; /* copier: with begin */
     bool copies;              /* it has been started */
     pthread_mutex_t lock;
@@ -107,5 +121,11 @@ void ckpt_save_event_free(ckpt_save_event *event);
 void ckpt_saver_drain(ckpt_saver *s);
 /* Drain and release; safe on a zeroed structure. */
 void ckpt_saver_close(ckpt_saver *s);
+
+/* Rank 0, or a saver without others. */
+static inline bool ckpt_saver_leads(const ckpt_saver *s)
+{
+    return s->crew == NULL || s->crew->callers->rank == 0;
+}
 
 #endif

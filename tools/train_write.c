@@ -26,6 +26,7 @@ typedef struct writer {
     ckpt_manifest manifest;
     ckpt_buf common, text;
     ckpt_arena arena;
+    const ckpt_share *others; /* ranks that write with this one, or NULL */
 } writer;
 
 /* ---- the job --------------------------------------------------------------------------------- */
@@ -45,6 +46,20 @@ static bool same_tensors(const ckpt_snapshot *s, const ckpt_snapshot_tensor *t, 
     return true;
 }
 
+/* Rank 0 first, which sets the size. */
+static ckpt_status share_memory(const ckpt_saver *s, ckpt_save_job *job, ckpt_status status,
+                                ckpt_err *err)
+{
+    const ckpt_share *callers = s->crew->callers;
+    const size_t ranks = (size_t)callers->size;
+    if (status == CKPT_OK && callers->rank == 0)
+        status = ckpt_snapshot_share(&job->snapshot, job->memory, ranks, true, err);
+    status = ckpt_share_agree(callers, status, err);
+    if (status == CKPT_OK && callers->rank != 0)
+        status = ckpt_snapshot_share(&job->snapshot, job->memory, ranks, false, err);
+    return ckpt_share_agree(callers, status, err);
+}
+
 ckpt_status ckpt_write_prepare(ckpt_saver *s, ckpt_save_job *job,
                                const ckpt_snapshot_tensor *tensors, size_t n, ckpt_err *err)
 {
@@ -55,6 +70,8 @@ ckpt_status ckpt_write_prepare(ckpt_saver *s, ckpt_save_job *job,
     job->open = false;
     ckpt_status status = ckpt_snapshot_open(&job->snapshot, s->base, tensors, n, err);
     job->open = status == CKPT_OK;
+    if (s->crew != NULL)
+        status = share_memory(s, job, status, err);
     if (status == CKPT_OK && s->set_dtype)
         status = ckpt_config_set_dtype(job->snapshot.src.config, job->snapshot.src.config_kind,
                                        ckpt_dtype_get(s->config_dtype)->torch, err);
@@ -87,6 +104,7 @@ void ckpt_write_release(ckpt_save_job *job)
     ckpt_json_free(job->training);
     ckpt_json_free(job->common);
     ckpt_json_free(job->args);
+    free(job->failed);
     *job = (ckpt_save_job){0};
 }
 
@@ -356,14 +374,51 @@ static ckpt_status point_at(writer *w, ckpt_err *err)
     return ckpt_tool_write_file(path, text, (size_t)n, err);
 }
 
+/* Rank 0's path to all. */
+static ckpt_status tell_path(writer *w, const char **path, ckpt_err *err)
+{
+    const ckpt_share *c = w->others;
+    int64_t bytes = *path != NULL ? (int64_t)strlen(*path) + 1 : 0;
+    int64_t *counts = ckpt_arena_array(&w->arena, (size_t)c->size, sizeof *counts);
+    int64_t *sizes = ckpt_arena_array(&w->arena, (size_t)c->size, sizeof *sizes);
+    ckpt_status status;
+    if (counts == NULL || sizes == NULL)
+        return ckpt_tool_no_memory(err);
+    for (int r = 0; r < c->size; r++)
+        counts[r] = sizeof bytes;
+    CKPT_CHECK(c->allgather(c->self, &bytes, counts, sizes, err));
+    char *text = ckpt_arena_alloc(&w->arena, (size_t)sizes[0]);
+    if (text == NULL)
+        return ckpt_tool_no_memory(err);
+    for (int r = 1; r < c->size; r++)
+        sizes[r] = 0;
+    CKPT_CHECK(c->allgather(c->self, *path, sizes, text, err));
+    *path = text;
+done:
+    return status;
+}
+
+/* The files below rank 0's temporary, each rank its share of them. path: what it becomes, rank 0's. */
+static ckpt_status write_files(writer *w, const char *path, ckpt_err *err)
+{
+    ckpt_stream_opts opts = {
+        .threads = (int)w->s->tool->g.threads, .memory = w->s->tool->g.memory, .share = w->others};
+    ckpt_status status = make_plan(w, err);
+    if (status == CKPT_OK && path != NULL)
+        status = ckpt_commit_begin(&w->commit, path, !w->f->file, true, err);
+    CKPT_CHECK(ckpt_share_agree(w->others, status, err));
+    const char *temp = w->commit.temp_path;
+    if (w->others != NULL)
+        CKPT_CHECK(tell_path(w, &temp, err));
+    CKPT_CHECK(ckpt_stream_convert(&w->plan, temp, &opts, &w->arena, &w->result, err));
+done:
+    return status;
+}
+
 static ckpt_status write_all(writer *w, const char *path, ckpt_err *err)
 {
     ckpt_status status;
-    ckpt_stream_opts opts = {.threads = (int)w->s->tool->g.threads, .memory = w->s->tool->g.memory};
-    CKPT_CHECK(make_plan(w, err));
-    CKPT_CHECK(ckpt_commit_begin(&w->commit, path, !w->f->file, true, err));
-    CKPT_CHECK(
-        ckpt_stream_convert(&w->plan, w->commit.temp_path, &opts, &w->arena, &w->result, err));
+    CKPT_CHECK(write_files(w, path, err));
     CKPT_CHECK(fill_manifest(w, w->f->file ? ckpt_basename(path) : NULL, err));
     CKPT_CHECK(ckpt_convert_reopen(NULL, &w->plan, w->f->container, w->commit.temp_path, err));
     CKPT_CHECK(ckpt_convert_seal(&w->plan, &w->manifest, &w->result, w->commit.temp_path, err));
@@ -374,14 +429,21 @@ done:
     return status;
 }
 
-ckpt_status ckpt_write_checkpoint(ckpt_saver *s, ckpt_save_job *job, const ckpt_save_format *f,
-                                  ckpt_save_event *event, ckpt_err *err)
+/* others: ranks that write with this one, or NULL. */
+static ckpt_status write_one(ckpt_saver *s, ckpt_save_job *job, const ckpt_save_format *f,
+                             const ckpt_share *others, ckpt_save_event *event, ckpt_err *err)
 {
-    writer w = {.s = s, .job = job, .f = f};
+    writer w = {.s = s, .job = job, .f = f, .others = others};
+    ckpt_status status;
+    if (!ckpt_saver_leads(s)) {
+        status = write_files(&w, NULL, err);
+        release(&w, err);
+        return status;
+    }
     const char *name =
         ckpt_arena_printf(&w.arena, "iter_%07lld%s", (long long)job->step, f->file ? ".h5" : "");
     char *path = name != NULL ? ckpt_path_join(&w.arena, f->root, name) : NULL;
-    ckpt_status status = path != NULL ? write_all(&w, path, err) : ckpt_tool_no_memory(err);
+    status = path != NULL ? write_all(&w, path, err) : ckpt_tool_no_memory(err);
     if (status == CKPT_OK) {
         event->path = strdup(path);
         event->bytes = w.result.bytes;
@@ -391,4 +453,59 @@ ckpt_status ckpt_write_checkpoint(ckpt_saver *s, ckpt_save_job *job, const ckpt_
     }
     release(&w, err);
     return status;
+}
+
+/* What a rank says in the snapshot once its copy is there; 0 is nobody's word. */
+static int64_t word_of(const ckpt_save_job *job)
+{
+    return job->step + 1;
+}
+
+void ckpt_write_copied(const ckpt_saver *s, ckpt_save_job *job)
+{
+    if (s->crew != NULL)
+        __atomic_store_n(&job->snapshot.shared[s->crew->callers->rank], word_of(job),
+                         __ATOMIC_RELEASE);
+}
+
+static bool all_copied(const ckpt_saver *s, const ckpt_save_job *job)
+{
+    int n = 0;
+    for (int r = 0; r < s->crew->callers->size; r++)
+        n += __atomic_load_n(&job->snapshot.shared[r], __ATOMIC_ACQUIRE) == word_of(job);
+    return n == s->crew->callers->size;
+}
+
+/* A rank died, and this one may go on without it. */
+static bool goes_on_alone(const ckpt_saver *s, ckpt_status status)
+{
+    return s->crew != NULL && ckpt_saver_leads(s) && status != CKPT_E_INTERRUPTED &&
+           s->crew->dead(s->crew->self) != NULL;
+}
+
+ckpt_status ckpt_write_await(const ckpt_saver *s, ckpt_save_job *job, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    job->alone = s->crew == NULL;
+    if (job->alone)
+        return CKPT_OK;
+    if (job->failed != NULL)
+        status = ckpt_fail(err, CKPT_E_IO, "%s", job->failed);
+    status = ckpt_share_agree(s->crew->writers, status, err);
+    if (status == CKPT_OK || !goes_on_alone(s, status) || !all_copied(s, job))
+        return status;
+    job->alone = true;
+    *err = (ckpt_err){0};
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_write_checkpoint(ckpt_saver *s, ckpt_save_job *job, const ckpt_save_format *f,
+                                  ckpt_save_event *event, ckpt_err *err)
+{
+    ckpt_status status = write_one(s, job, f, job->alone ? NULL : s->crew->writers, event, err);
+    if (status == CKPT_OK || job->alone || !goes_on_alone(s, status))
+        return status;
+    job->alone = true;
+    *err = (ckpt_err){0};
+    return write_one(s, job, f, NULL, event, err);
 }

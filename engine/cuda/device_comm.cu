@@ -92,7 +92,7 @@ struct world {
      * inside it for the device, as a copy to pageable memory does behind an exchange that will not end. The marker
      * follows the stream for it. */
     pthread_t watcher, marker;
-    bool watches, watched, marks; /* an event; threads */
+    bool watches, watched, marks;             /* an event; threads */
     std::atomic<bool> leave, claimed, failed; /* claimed: somebody writes `why` */
     std::atomic<double> entered;          /* when the call into NCCL that runs now began, 0: none */
     std::atomic<double> since;            /* when `event` was recorded, 0: it is free */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "checked.h"
-#include "optim.h"
+#include "spread.h"
 
 #define PIECE ((int64_t)1 << 20) /* elements that a pinned buffer holds */
 
@@ -19,7 +19,7 @@ struct ckpt_beside {
 
 ckpt_status ckpt_beside_open(ckpt_trainer *t, ckpt_err *err)
 {
-    if (t->e.device == NULL || t->e.par != NULL)
+    if (t->e.device == NULL || (t->e.par != NULL && !t->config.places))
         return CKPT_OK;
     struct ckpt_beside *b = calloc(1, sizeof *b);
     if (b == NULL)
@@ -104,26 +104,25 @@ void ckpt_beside_end(ckpt_trainer *t)
     pthread_mutex_unlock(&b->lock);
 }
 
-ckpt_status ckpt_beside_bring(ckpt_trainer *t, const float *from, int64_t n, bool bf16, void *out,
+ckpt_status ckpt_beside_bring(ckpt_trainer *t, size_t i, const float *from, bool bf16, void *out,
                               ckpt_err *err)
 {
     const ckpt_cuda_plugin *api = t->e.device->api;
     ckpt_cuda_tap *tap = t->beside->tap;
     ckpt_status status = CKPT_OK;
-    int64_t begun = 0;
+    int64_t begun = 0, lo, hi;
+    ckpt_spread_owned(t, i, &lo, &hi);
+    const int64_t n = hi - lo;
     for (int64_t at = 0; at < n; at += PIECE) {
         const void *buffer = NULL;
         const int64_t here = ckpt_min_i64(PIECE, n - at);
         while (begun < n && begun <= at + PIECE) { /* this piece and the one after it */
             const size_t bytes = (size_t)ckpt_min_i64(PIECE, n - begun) * sizeof *from;
-            CKPT_CHECK(api->tap_start(tap, from + begun, bytes, err));
+            CKPT_CHECK(api->tap_start(tap, from + lo + begun, bytes, err));
             begun += PIECE;
         }
         CKPT_CHECK(api->tap_take(tap, &buffer, err));
-        if (bf16)
-            ckpt_optim_round_bf16(&t->e, here, buffer, NULL, (uint16_t *)out + at);
-        else
-            memcpy((float *)out + at, buffer, (size_t)here * sizeof *from);
+        ckpt_spread_put(t, i, lo + at, here, buffer, bf16, out);
     }
 done:
     return status;

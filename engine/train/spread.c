@@ -358,3 +358,34 @@ done:
     ckpt_eng_memory_free(&t->e, box);
     return status;
 }
+
+void ckpt_spread_put(const ckpt_trainer *t, size_t i, int64_t first, int64_t n, const float *from,
+                     bool bf16, void *whole)
+{
+    const ckpt_eng_box *b = &t->net.params[i].box;
+    int64_t run = 1, row = 1,
+            skip = 0; /* elements: together in both; of a row of the whole; before */
+    int d = b->rank;
+    while (d > 0 && b->len[d - 1] == b->dims[d - 1])
+        run *= b->dims[--d];
+    if (d > 0) { /* the last dimension that is cut */
+        d--;
+        row = run * b->dims[d];
+        skip = run * b->lo[d];
+        run *= b->len[d];
+    }
+    for (int64_t here, p = first; p < first + n; p += here, from += here) {
+        int64_t rest = p / run, to = 0, scale = 1;
+        for (int k = d - 1; k >= 0; k--) {
+            to += (b->lo[k] + rest % b->len[k]) * scale;
+            rest /= b->len[k];
+            scale *= b->dims[k];
+        }
+        to = to * row + skip + p % run;
+        here = ckpt_min_i64(run - p % run, first + n - p);
+        if (bf16)
+            ckpt_optim_round_bf16(&t->e, here, from, NULL, (uint16_t *)whole + to);
+        else
+            memcpy((float *)whole + to, from, (size_t)here * sizeof *from);
+    }
+}

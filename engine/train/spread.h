@@ -26,6 +26,10 @@ ckpt_status ckpt_spread_step(ckpt_trainer *t, const ckpt_optim_step *step, float
                              ckpt_err *err) CKPT_MUST_USE;
 /* Does this rank keep element k of slot i's moments? [*lo, *hi) of the slot. */
 void ckpt_spread_owned(const ckpt_trainer *t, size_t i, int64_t *lo, int64_t *hi);
+/* n elements from `first` on of this rank's part of slot i, to where they lie in the whole tensor: f32, or
+ * rounded to bf16. From any thread. */
+void ckpt_spread_put(const ckpt_trainer *t, size_t i, int64_t first, int64_t n, const float *from,
+                     bool bf16, void *whole);
 /* The whole of slot i out of a flat buffer, on rank 0 (out NULL elsewhere). `state`: a moment, which
  * its owners have; else every holder has it. All ranks call it. */
 ckpt_status ckpt_spread_gather(ckpt_trainer *t, size_t i, const float *flat, bool state, float *out,

@@ -721,6 +721,26 @@ static const float *flat_of(const ckpt_trainer *t, const ckpt_snapshot_tensor *e
     return strcmp(e->state, "exp_avg_sq") == 0 ? t->v : t->m;
 }
 
+/* What this rank keeps of a tensor, to where it lies in the whole. */
+static ckpt_status place(ckpt_trainer *t, const ckpt_snapshot_tensor *e, uint8_t *data,
+                         float **room, ckpt_err *err)
+{
+    const size_t i = param_of(t, e->param);
+    bool state;
+    int64_t lo, hi;
+    const float *from = flat_of(t, e, &state) + t->slots[i].at;
+    ckpt_spread_owned(t, i, &lo, &hi);
+    from += lo;
+    if (t->e.device != NULL && hi > lo) {
+        ckpt_status status = bring(t, hi - lo, from, room, err);
+        if (status != CKPT_OK)
+            return status;
+        from = *room;
+    }
+    ckpt_spread_put(t, i, lo, hi - lo, from, e->dtype == CKPT_BF16, data + e->offset);
+    return CKPT_OK;
+}
+
 ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list, size_t n,
                               uint8_t *data, ckpt_err *err)
 {
@@ -729,6 +749,10 @@ ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list,
     for (size_t k = 0; k < n; k++) {
         size_t i = param_of(t, list[k].param);
         bool state;
+        if (t->e.par != NULL && t->config.places) {
+            CKPT_CHECK(place(t, &list[k], data, &whole, err));
+            continue;
+        }
         int64_t numel = t->net.params[i].n;
         const float *flat = flat_of(t, &list[k], &state), *from = flat + t->slots[i].at;
         if (t->e.par != NULL) {
@@ -767,8 +791,8 @@ ckpt_status ckpt_trainer_copy_beside(ckpt_trainer *t, const ckpt_snapshot_tensor
         const size_t i = param_of(t, list[k].param);
         bool state;
         const float *from = flat_of(t, &list[k], &state) + t->slots[i].at;
-        status = ckpt_beside_bring(t, from, t->net.params[i].n, list[k].dtype == CKPT_BF16,
-                                   data + list[k].offset, err);
+        status =
+            ckpt_beside_bring(t, i, from, list[k].dtype == CKPT_BF16, data + list[k].offset, err);
     }
     ckpt_beside_end(t);
     return status;

@@ -51,6 +51,7 @@ typedef struct ckpt_train_config {
         *device;    /* where it is computed, borrowed; NULL: here. Of several ranks each has
                                 one, and par's communicators move its memory */
     bool no_graphs; /* a device's steps are launched kernel by kernel */
+    bool places;    /* several ranks: their snapshots are one memory (ckpt_trainer_copy) */
 } ckpt_train_config;
 
 /* Neighbours in the flat buffer that the same ranks hold (spread.h). */
@@ -139,11 +140,13 @@ double ckpt_trainer_flops(const ckpt_trainer *t);
 ckpt_status ckpt_trainer_tensors(const ckpt_trainer *t, ckpt_snapshot_tensor **list, size_t *n,
                                  ckpt_err *err) CKPT_MUST_USE;
 /* Copy their values to `data`, each at its offset in the list of the snapshot that was opened with it.
- * Several ranks: all call it, with data NULL on those other than 0, which need no offsets; what crosses
- * ranks and is kept at a time is one tensor. */
+ * Several ranks: all call it. With config.places `data` is the same memory on all of them; each copies what it
+ * keeps of the optimizer state, and as much of the weights, and nothing crosses ranks: all is there once all have
+ * returned. Without it data is NULL on ranks other than 0, which need no offsets; what crosses ranks and is kept
+ * at a time is one tensor. */
 ckpt_status ckpt_trainer_copy(ckpt_trainer *t, const ckpt_snapshot_tensor *list, size_t n,
                               uint8_t *data, ckpt_err *err) CKPT_MUST_USE;
-/* Where t->beside is set - a device of one process -, the same while the next step runs: `begin` by the
+/* Where t->beside is set - a device, and what is copied does not cross ranks -, the same while the next step runs: `begin` by the
  * trainer's thread, then copy_beside by another one, always, with the values of the moment of begin. The
  * step waits for its end before it changes what is copied. */
 ckpt_status ckpt_trainer_copy_begin(ckpt_trainer *t, ckpt_err *err) CKPT_MUST_USE;

@@ -64,6 +64,32 @@ wait $job || fail "SIGINT: $(cat $ERR)"
 err 'interrupted after step [0-9]+; saved int/iter_[0-9]+; go on with'
 rc 0 verify int --hash
 
+# Ranks write together what they keep: the bytes that one process writes, in whatever container and mesh; rank 1
+# has files of its own, and what it cannot write is told by name.
+moved=(--resume four/iter_0000006 "${run[@]}" --steps 6 --save-format torch_dist:megatron:tp=2:ep=2 --save-format safetensors)
+rc 0 train "${moved[@]}" --save alone
+for n in "--tp 2" "--ep 2" "--cp 2" "--launch 4 --tp 2 --dp 2"; do
+    rm -rf shared
+    # shellcheck disable=SC2086
+    rc 0 train "${moved[@]}" --micro-batch 1 --launch 2 $n --change --save shared
+    for f in torch_dist/iter_0000006/__{0,1}_0.distcp safetensors/iter_0000006/model.safetensors; do
+        same "alone/$f" "shared/$f"
+    done
+done
+if command -v prlimit >/dev/null; then
+    "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --launch 2 --tp 2 --save full --save-every 20 --save-format torch_dist:megatron:tp=2 >$OUT 2>$ERR &
+    job=$!
+    until_there full/latest_checkpointed_iteration.txt
+    pids=($(cat /proc/$job/task/$job/children))
+    prlimit --pid "${pids[1]}" --fsize=1000
+    kill -INT $job
+    wait $job
+    got=$?
+    [ $got -eq 5 ] || fail "exit $got with a full disk on rank 1: $(cat $ERR)"
+    err 'saving step [0-9]+ failed: full/iter_[0-9]+: rank 1 of 2: full/[^ ]*/__1_0.distcp: .*File too large'
+    rc 0 verify full --hash
+fi
+
 # A rank that is killed, rank 0 too: the others say so at once, what is saved stays.
 for victim in 0 1 2; do
     "$CKPT" train --resume "$kimi" "${run[@]}" --steps 100000 --launch 3 --save dead$victim --save-every 2 --batch 3 >$OUT 2>$ERR &

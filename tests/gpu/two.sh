@@ -135,15 +135,20 @@ killed() {
     grep -q 'rank 1 of 2 was killed by signal 9 (Killed); the last checkpoint is ' "$dir/log" && "$ckpt" verify "$dir/dead" --hash --quiet
 }
 since() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.2f", b - a }'; }
-# Seconds to save and to open what two ranks train, all digests checked.
+# Seconds to save and to open what two ranks train, all digests checked: each rank writes files of its own.
 files() {
     local start
+    local run=("${run[@]}" --seq-len 32 --launch 2 --tp 2 --save-format torch_dist:megatron:tp=2)
     start=$(date +%s.%N)
-    "$ckpt" train "${run[@]}" --init "$dir/block.config" --steps 1 --seq-len 32 --launch 2 --tp 2 --save "$dir/big" >"$dir/log" 2>&1 || { tail -n 1 "$dir/log"; return 1; }
-    echo "init, one step and save at tp 2: $(since "$start") s, $(du -sh "$dir/big" | cut -f1); $(tail -n 1 "$dir/log")"
+    "$ckpt" train "${run[@]}" --init "$dir/block.config" --steps 6 --save "$dir/big" --save-every 2 --verbose >"$dir/log" 2>&1 || { tail -n 1 "$dir/log"; return 1; }
+    echo "init, six steps and three saves at tp 2: $(since "$start") s, $(du -sh "$dir/big/iter_0000006" | cut -f1) each; $(tail -n 1 "$dir/log" | sed 's/^saved [^,]*, //')"
+    grep -h ': saved ' "$dir/log" | sed 's/.*: saved [^:]*/by two ranks/'
     start=$(date +%s.%N)
-    "$ckpt" train "${run[@]}" --resume "$dir/big" --steps 1 --seq-len 32 --launch 2 --tp 2 >"$dir/log" 2>&1 || { tail -n 1 "$dir/log"; return 1; }
+    "$ckpt" train "${run[@]:0:${#run[@]}-2}" --resume "$dir/big" --steps 6 >"$dir/log" 2>&1 || { tail -n 1 "$dir/log"; return 1; }
     echo "open by two ranks, digests divided: $(since "$start") s"
+    start=$(date +%s.%N)
+    "$ckpt" verify "$dir/big" --hash --quiet || return 1
+    echo "verify by one process: $(since "$start") s"
 }
 
 if command -v nvidia-smi >/dev/null; then nvidia-smi --query-gpu=index,name,memory.total --format=csv; nvidia-smi topo -m 2>/dev/null | head -n 6; fi
