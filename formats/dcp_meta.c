@@ -11,6 +11,7 @@
 #include "checked.h"
 #include "io.h"
 #include "pickle.h"
+#include "pickle_policy.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -716,6 +717,7 @@ ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *aren
     CKPT_CHECK(find_shapes(&r));
     CKPT_CHECK(strip_model(&r, ckpt_pkl_get(root, "planner_data")));
     CKPT_CHECK(keep_unused_names(&r));
+    status = ckpt_pkl_take_policy(root, &meta->policy, err);
 done:
     ckpt_arena_free(&scratch);
     return status;

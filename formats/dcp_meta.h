@@ -53,6 +53,8 @@ typedef struct ckpt_dcp_meta {
     size_t n_paths;
     const char
         *unknown_global; /* first global outside the allow-list anywhere in the pickle, or NULL */
+    ckpt_json
+        *policy; /* attributes of a quantisation policy (pickle_policy.h), to be freed, or NULL */
 } ckpt_dcp_meta;
 
 /* Longest tensor or object name, bytes. */

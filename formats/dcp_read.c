@@ -458,6 +458,7 @@ static ckpt_status open_metadata(opener *o)
     }
     CKPT_TRY(ckpt_read_file(src->files[index].path, METADATA_LIMIT, &bytes, err), ".metadata");
     CKPT_TRY(ckpt_dcp_meta_parse(bytes.data, bytes.len, &src->arena, &o->meta, err), ".metadata");
+    src->metadata = o->meta.policy;
 done:
     ckpt_buf_release(&bytes);
     return status;

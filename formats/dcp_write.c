@@ -12,6 +12,7 @@
 
 #include "checked.h"
 #include "pickle.h"
+#include "pickle_policy.h"
 #include "zip.h"
 
 #include <stdio.h>
@@ -632,6 +633,8 @@ static ckpt_status make_metadata(layout *l, blob *out)
     ckpt_pkl_put_none(&p.b);
     ckpt_pkl_put_str(&p.b, "version");
     ckpt_pkl_put_str(&p.b, "1.0.0");
+    if (l->out->config_kind != CKPT_CONFIG_MEGATRON) /* that has a common state */
+        ckpt_pkl_put_policy(&p.b, l->out->metadata);
     close_object(&p);
     ckpt_pkl_end(&p.b);
     status = keep(l, &p.b, out);

@@ -18,6 +18,7 @@
 #include "hf_files.h"
 #include "io.h"
 #include "le.h"
+#include "policy.h"
 #include "rank_hf.h"
 #include "rank_join.h"
 #include "st_header.h"
@@ -280,6 +281,9 @@ done:
     return status;
 }
 
+/* What is kept of the parts' metadata: a quantisation policy. */
+static const char *const policy_keys[] = {CKPT_POLICY_KEY, CKPT_POLICY_DIGEST_KEY};
+
 /* All parts of one rank, and then its tensors. */
 static ckpt_status read_rank(reader *r, int64_t rank, int64_t parts, ckpt_err *err)
 {
@@ -296,6 +300,11 @@ static ckpt_status read_rank(reader *r, int64_t rank, int64_t parts, ckpt_err *e
         CKPT_CHECK(ckpt_check_interrupted(err));
         CKPT_CHECK(ckpt_source_add_file(src, name, path, true, &file, err));
         status = ckpt_st_blob_read(src, file, 0, &r->table, &metadata, err);
+        for (size_t i = 0; status == CKPT_OK && i < sizeof policy_keys / sizeof *policy_keys; i++) {
+            const ckpt_json *value = ckpt_json_get(metadata, policy_keys[i]);
+            if (value != NULL)
+                status = ckpt_policy_note(&src->metadata, policy_keys[i], value, err);
+        }
         ckpt_json_free(metadata);
         CKPT_TRY(status, "%s", name);
     }
@@ -467,6 +476,24 @@ static ckpt_status begin_file(writer *w, const char *name, ckpt_buf *head, size_
     return CKPT_OK;
 }
 
+/* "__metadata__":{...}, of a quantisation policy alone; more: something follows. */
+static void put_policy(const ckpt_json *metadata, bool more, ckpt_buf *b)
+{
+    const char *before = "\"__metadata__\":{";
+    for (size_t i = 0; i < sizeof policy_keys / sizeof *policy_keys; i++) {
+        const char *value = ckpt_json_string(ckpt_json_get(metadata, policy_keys[i]));
+        if (value == NULL)
+            continue;
+        ckpt_buf_puts(b, before);
+        before = ",";
+        ckpt_st_quote(b, policy_keys[i], false);
+        ckpt_buf_putc(b, ':');
+        ckpt_st_quote(b, value, false);
+    }
+    if (*before == ',')
+        ckpt_buf_puts(b, more ? "}," : "}");
+}
+
 /* Tensors [first, last) of a rank become one part. */
 static ckpt_status put_part(writer *w, int64_t rank, int64_t part, size_t first, size_t last)
 {
@@ -475,6 +502,7 @@ static ckpt_status put_part(writer *w, int64_t rank, int64_t part, size_t first,
     ckpt_out_file *f;
     int64_t tp = w->out->mesh.tp;
     ckpt_buf_append(&head, "\0\0\0\0\0\0\0\0{", 9);
+    put_policy(w->out->metadata, first < last, &head);
     for (size_t i = first; i < last; i++) {
         const ckpt_out_tensor *t = &w->out->tensors[i];
         const ckpt_out_chunk *c = &t->chunks[chunk_of(t, rank, tp)];

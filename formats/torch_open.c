@@ -15,6 +15,7 @@
 #include "hf_files.h"
 #include "io.h"
 #include "pickle_internal.h"
+#include "pickle_policy.h"
 
 #define STEM "pytorch_model"
 #define SUFFIX ".bin"
@@ -323,6 +324,7 @@ static ckpt_status read_file(opening *o, const char *name, const char *path, boo
     o->visits = 0;
     cut_name(o, 0);
     CKPT_CHECK(walk(o));
+    CKPT_CHECK(ckpt_pkl_take_policy(o->pt.root, &src->metadata, o->err));
     CKPT_CHECK(flag_unknown(o, alone));
     if (alone)
         CKPT_CHECK(read_training_state(o));

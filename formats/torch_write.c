@@ -9,7 +9,8 @@
  * The container writes the flat dict {name: tensor} in the order of out->tensors: one file, or a
  * directory as transformers had it, pytorch_model.bin or pytorch_model-0000i-of-0000N.bin with
  * pytorch_model.bin.index.json, and config.json; optimizer state goes to a file of its own,
- * optimizer.bin, so that whoever loads the model finds its weights and nothing else.
+ * optimizer.bin, so that whoever loads the model finds its weights and nothing else. A quantisation policy
+ * makes each dict an OrderedDict with attributes (pickle_policy.h).
  * Source: torch-formats.md sections 3 and 5, caffe2/serialize/inline_container.cc. */
 #include "torch_write.h"
 
@@ -20,6 +21,7 @@
 #include "checked.h"
 #include "hf_files.h"
 #include "pickle.h"
+#include "pickle_policy.h"
 
 #define STEM "pytorch_model"
 #define SUFFIX ".bin"
@@ -417,12 +419,16 @@ done:
     return status;
 }
 
-/* One shard: {name: tensor, ...}. first: tensors by shard, `n` of them. */
+/* One shard: {name: tensor, ...}, an OrderedDict where it has the attributes of a policy. first: tensors by shard,
+ * `n` of them. */
 static ckpt_status put_shard(writer *w, uint32_t shard, const ckpt_pt_payload *first, size_t n)
 {
+    const bool policy = ckpt_pkl_has_policy(w->out->metadata);
     ckpt_buf b = {0};
     ckpt_pkl_begin(&b);
-    ckpt_buf_putc(&b, '}');
+    if (policy)
+        ckpt_pkl_put_global(&b, "collections", "OrderedDict");
+    ckpt_buf_puts(&b, policy ? ")R" : "}"); /* EMPTY_TUPLE REDUCE, EMPTY_DICT */
     for (size_t i = 0; i < n; i++) {
         const ckpt_out_tensor *t = &w->out->tensors[first[i].tensor];
         if (i % BATCH == 0)
@@ -433,6 +439,11 @@ static ckpt_status put_shard(writer *w, uint32_t shard, const ckpt_pt_payload *f
     }
     if (n > 0)
         ckpt_buf_putc(&b, 'u');
+    if (policy) { /* EMPTY_DICT MARK ... SETITEMS BUILD */
+        ckpt_buf_puts(&b, "}(");
+        ckpt_pkl_put_policy(&b, w->out->metadata);
+        ckpt_buf_puts(&b, "ub");
+    }
     ckpt_pkl_end(&b);
     return ckpt_pt_archive(&w->pt, w->names[shard], &b, first, n, w->err);
 }

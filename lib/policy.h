@@ -101,7 +101,8 @@ extern const char *const ckpt_boundary_names[CKPT_BOUNDARY_COUNT];
 ckpt_quant_handle ckpt_handle_of(ckpt_quant_site site, int side);
 
 /* Where a checkpoint keeps the text: strings of safetensors' __metadata__ (and HDF5's attribute of that
- * name); a member of Megatron's common state; a manifest's "quant_policy" in any case. */
+ * name); a member of Megatron's common state; attributes in the pickles of torch.save and plain DCP
+ * (pickle_policy.h); a manifest's "quant_policy" in any case. */
 #define CKPT_POLICY_KEY "kda_quant_policy"
 #define CKPT_POLICY_DIGEST_KEY "kda_quant_policy_sha256"
 
@@ -142,6 +143,10 @@ const ckpt_quant *ckpt_policy_of(const ckpt_policy *p, int block);
 void ckpt_policy_release(ckpt_policy *p);
 /* SHA-256 of a stored text. */
 void ckpt_policy_digest(const char *text, char hex[65]);
+/* Put a string that a file has under one of the two keys into *metadata, of which an object is made when it is
+ * NULL. Errors: CKPT_E_FORMAT a file before had another. */
+ckpt_status ckpt_policy_note(ckpt_json **metadata, const char *key, const ckpt_json *value,
+                             ckpt_err *err) CKPT_MUST_USE;
 
 /* Low-rank widths that an FP8 or FP4 recipe can run: positive multiples of its alignment. precision
  * "fp8" or "fp4"; rank 0: full, anything goes. field names it in the error (CKPT_E_UNSUPPORTED). */

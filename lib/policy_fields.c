@@ -356,6 +356,22 @@ void ckpt_policy_digest(const char *text, char hex[65])
     ckpt_hex(digest, hex);
 }
 
+ckpt_status ckpt_policy_note(ckpt_json **metadata, const char *key, const ckpt_json *value,
+                             ckpt_err *err)
+{
+    const char *before = ckpt_json_string(ckpt_json_get(*metadata, key));
+    const char *text = ckpt_json_string(value);
+    if (before != NULL && text != NULL && strcmp(before, text) == 0)
+        return CKPT_OK;
+    if (before != NULL)
+        return ckpt_fail(err, CKPT_E_FORMAT, "'%s' is another than that of a file before it", key);
+    if (*metadata == NULL)
+        *metadata = ckpt_json_new_object();
+    if (*metadata == NULL || !ckpt_json_set(*metadata, key, ckpt_json_dup(value)))
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    return CKPT_OK;
+}
+
 /* Written loosely, then sorted and printed once more by json.c: one definition of the canonical form. */
 ckpt_status ckpt_policy_print(ckpt_policy *p, ckpt_err *err)
 {

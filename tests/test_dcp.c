@@ -335,6 +335,7 @@ START_TEST(metadata_with_foreign_global_is_flagged)
     ck_assert_msg(ckpt_dcp_meta_parse(p.data, p.len, &arena, &meta, &err) == CKPT_OK, "%s",
                   err.text);
     ck_assert_str_eq(meta.unknown_global, "posix.system");
+    ckpt_json_free(meta.policy);
     ckpt_buf_release(&p);
     ckpt_arena_free(&arena);
 }

@@ -216,6 +216,7 @@ static ckpt_status want_metadata(gathering *g, const found *f, const ckpt_buf *t
     for (size_t i = 0; i < meta.n_paths; i++)
         CKPT_CHECK(want(g, f, meta.paths[i], err));
 done:
+    ckpt_json_free(meta.policy);
     ckpt_arena_free(&arena);
     return status;
 }

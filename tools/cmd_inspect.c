@@ -1,11 +1,14 @@
 /* ckpt inspect: what a checkpoint is and what it holds. Reads headers only, unless --stats or
  * --head ask for values. */
+#include "inspect.h"
 #include "numbers.h"
 #include "quant_policy.h"
 #include "tool.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "derive.h"
 
 typedef struct inspect_opts {
     bool stats, tree, common;
@@ -26,17 +29,6 @@ static const ckpt_opt rows[] = {
 /* clang-format on */
 #undef AT
 
-/* Elements and bytes per dtype or module. */
-typedef struct group {
-    const char *name;
-    uint64_t tensors, elements, bytes;
-} group;
-
-typedef struct group_list {
-    group *items;
-    size_t n, cap;
-} group_list;
-
 typedef struct inspection {
     ckpt_tool *tool;
     const inspect_opts *opts;
@@ -49,25 +41,13 @@ typedef struct inspection {
     size_t *seen; /* per file: stamp of the last tensor that was found in it */
     size_t stamp;
     ckpt_stats *stats; /* per canonical tensor, or NULL */
-    group_list dtypes, modules;
-    uint64_t parameters, bytes, n_selected;
+    ckpt_inspect_groups dtypes, stored_dtypes, modules;
+    const ckpt_tensor *held; /* the source's tensors as the files hold them */
+    uint64_t parameters, bytes, stored_bytes, n_selected;
+    bool quantised;            /* some selected tensor stands for another */
     const char *contradiction; /* why no layout could be bound, or NULL */
     const char *unmatched;     /* the pattern that selects nothing, or NULL */
 } inspection;
-
-static uint64_t elements_of(int rank, const int64_t *dims)
-{
-    uint64_t n = 1;
-    for (int d = 0; d < rank; d++)
-        n *= (uint64_t)dims[d];
-    return n;
-}
-
-static uint64_t bytes_of(const ckpt_tensor *t)
-{
-    uint64_t bytes = 0;
-    return ckpt_dtype_bytes(t->dtype, (int64_t)elements_of(t->rank, t->dims), &bytes) ? bytes : 0;
-}
 
 /* ---- selection and totals -------------------------------------------------------------------- */
 
@@ -107,24 +87,19 @@ static void select_tensors(inspection *in, const char *pattern)
         in->unmatched = ckpt_tool_no_match(in->tool, &in->model, "", pattern);
 }
 
-static ckpt_status add_to(group_list *list, const char *name, uint64_t elements, uint64_t bytes,
-                          ckpt_err *err)
+static ckpt_status add_dtype(ckpt_inspect_groups *list, const ckpt_tensor *t, ckpt_err *err)
 {
-    size_t i = 0;
-    while (i < list->n && strcmp(list->items[i].name, name) != 0)
-        i++;
-    if (i == list->n) {
-        void *items = list->items;
-        ckpt_status status = ckpt_grow(&items, &list->cap, list->n + 1, sizeof *list->items, err);
-        list->items = items;
-        if (status != CKPT_OK)
-            return status;
-        list->items[list->n++] = (group){.name = name};
-    }
-    list->items[i].tensors++;
-    list->items[i].elements += elements;
-    list->items[i].bytes += bytes;
-    return CKPT_OK;
+    return ckpt_inspect_add(list, ckpt_dtype_get(t->dtype)->name,
+                            ckpt_inspect_elements(t->rank, t->dims), ckpt_inspect_bytes(t), err);
+}
+
+/* How a stored weight is quantised, or NULL. */
+static const char *format_of(const inspection *in, size_t i)
+{
+    const ckpt_derived *d = ckpt_packed_find(&in->src, in->src.tensors[i].name);
+    if (d == NULL && in->first[i] < in->first[i + 1])
+        d = in->model.tensors[in->order[in->first[i]]].derived;
+    return ckpt_inspect_format(d);
 }
 
 static ckpt_status total(inspection *in, ckpt_err *err)
@@ -134,9 +109,11 @@ static ckpt_status total(inspection *in, ckpt_err *err)
         const ckpt_tensor *t = &in->src.tensors[i];
         if (!in->stored[i])
             continue;
-        CKPT_CHECK(add_to(&in->dtypes, ckpt_dtype_get(t->dtype)->name,
-                          elements_of(t->rank, t->dims), bytes_of(t), err));
-        in->bytes += bytes_of(t);
+        CKPT_CHECK(add_dtype(&in->dtypes, t, err));
+        CKPT_CHECK(add_dtype(&in->stored_dtypes, &in->held[i], err));
+        in->bytes += ckpt_inspect_bytes(t);
+        in->stored_bytes += ckpt_inspect_bytes(&in->held[i]);
+        in->quantised = in->quantised || format_of(in, i) != NULL;
     }
     const char *last_name = NULL;
     for (size_t i = 0; i < in->model.n_tensors; i++) {
@@ -150,9 +127,10 @@ static ckpt_status total(inspection *in, ckpt_err *err)
         if (last_name != NULL && strcmp(last_name, name) == 0)
             name = last_name;
         last_name = name;
-        CKPT_CHECK(add_to(&in->modules, name, elements_of(t->rank, t->dims), t->bytes, err));
+        CKPT_CHECK(ckpt_inspect_add(&in->modules, name, ckpt_inspect_elements(t->rank, t->dims),
+                                    t->bytes, err));
         if (t->state == NULL)
-            in->parameters += elements_of(t->rank, t->dims);
+            in->parameters += ckpt_inspect_elements(t->rank, t->dims);
     }
 done:
     return status;
@@ -207,7 +185,7 @@ static ckpt_status head_values(inspection *in, size_t tensor, double **values, s
     const ckpt_canon *t = &in->model.tensors[tensor];
     int parts;
     ckpt_dtype dtype = ckpt_component(t->dtype, &parts);
-    uint64_t elements = elements_of(t->rank, t->dims);
+    uint64_t elements = ckpt_inspect_elements(t->rank, t->dims);
     if (elements > (uint64_t)in->opts->head)
         elements = (uint64_t)in->opts->head;
     *n = (size_t)elements * (size_t)parts;
@@ -270,7 +248,7 @@ static void print_summary(inspection *in)
     if (in->n_selected != in->src.n_tensors)
         printf(" of %s", ckpt_count(arena, in->src.n_tensors));
     size_t files = ckpt_source_n_real(&in->src);
-    printf(", %s in %zu file%s; %zu object%s\n", ckpt_human(arena, in->bytes), files,
+    printf(", %s in %zu file%s; %zu object%s\n", ckpt_human(arena, in->stored_bytes), files,
            ckpt_tool_plural(files), in->src.n_objects, ckpt_tool_plural(in->src.n_objects));
     field(in, "parameters", ckpt_count(arena, in->parameters));
     print_buckets(in);
@@ -304,28 +282,46 @@ static const char *shape_text(inspection *in, ckpt_dtype dtype, int rank, const 
     return shape != NULL ? shape : "?";
 }
 
+/* "nvfp4 of BF16 [64, 64]" of a quantised weight. */
+static const char *meaning(inspection *in, size_t i)
+{
+    ckpt_arena *arena = &in->tool->arena;
+    const ckpt_tensor *t = &in->src.tensors[i];
+    const char *format = format_of(in, i);
+    if (format == NULL)
+        return "";
+    const char *text =
+        ckpt_arena_printf(arena, "%s of BF16 %s", format, ckpt_shape(arena, t->rank, t->dims));
+    return text != NULL ? text : "?";
+}
+
 static ckpt_status print_table(inspection *in, ckpt_err *err)
 {
     ckpt_arena *arena = &in->tool->arena;
-    ckpt_table table = {.align = "llrrro"};
-    static const char *const header[] = {"NAME", "DTYPE", "SHAPE", "SHARDS", "BYTES", "FILE"};
-    for (size_t c = 0; c < sizeof header / sizeof header[0]; c++)
-        ckpt_table_cell(&table, header[c]);
+    static const char *const header[] = {"NAME",  "DTYPE",      "SHAPE", "SHARDS",
+                                         "BYTES", "STANDS FOR", "FILE"};
+    enum { COLUMNS = sizeof header / sizeof header[0], MEANING = 5 };
+    ckpt_table table = {.align = in->quantised ? "llrrrlo" : "llrrro"};
+    for (int c = 0; c < COLUMNS; c++)
+        if (c != MEANING || in->quantised)
+            ckpt_table_cell(&table, header[c]);
     for (size_t i = 0; i < in->src.n_tensors; i++) {
-        const ckpt_tensor *t = &in->src.tensors[i];
+        const ckpt_tensor *t = &in->held[i];
         if (!in->stored[i])
             continue;
         ckpt_table_cell(&table, ckpt_clean(arena, t->name));
         ckpt_table_cell(&table, ckpt_dtype_get(t->dtype)->name);
         ckpt_table_cell(&table, shape_text(in, t->dtype, t->rank, t->dims));
         ckpt_table_cell(&table, ckpt_count(arena, t->n_chunks));
-        ckpt_table_cell(&table, ckpt_human(arena, bytes_of(t)));
+        ckpt_table_cell(&table, ckpt_human(arena, ckpt_inspect_bytes(t)));
+        if (in->quantised)
+            ckpt_table_cell(&table, meaning(in, i));
         ckpt_table_cell(&table, files_of(in, t));
         for (uint32_t k = in->first[i]; in->tool->g.verbose && k < in->first[i + 1]; k++) {
             const char *name = in->model.tensors[in->order[k]].name;
             const char *line = ckpt_arena_printf(arena, "  = %s", ckpt_clean(arena, name));
             ckpt_table_cell(&table, line != NULL ? line : "?");
-            for (int c = 1; c < 6; c++)
+            for (int c = 1; c < COLUMNS - !in->quantised; c++)
                 ckpt_table_cell(&table, "");
         }
     }
@@ -417,7 +413,7 @@ static void print_branch(inspection *in, size_t i, size_t len, int depth, size_t
             break;
         if (in->stored[j] && other[len] == '.') {
             tensors++;
-            bytes += bytes_of(&in->src.tensors[j]);
+            bytes += ckpt_inspect_bytes(&in->held[j]);
         }
     }
     ckpt_arena scratch = {0};
@@ -445,7 +441,7 @@ static void print_tree(inspection *in)
     const char *previous = "";
     putchar('\n');
     for (size_t i = 0; i < in->src.n_tensors; i++) {
-        const ckpt_tensor *t = &in->src.tensors[i];
+        const ckpt_tensor *t = &in->held[i];
         if (!in->stored[i])
             continue;
         size_t shared = common_prefix(t->name, previous), at = 0;
@@ -463,25 +459,6 @@ static void print_tree(inspection *in)
                ckpt_dtype_get(t->dtype)->name, shape_text(in, t->dtype, t->rank, t->dims));
         previous = t->name;
     }
-}
-
-static void print_groups(inspection *in, const char *title, const group_list *list)
-{
-    ckpt_arena *arena = &in->tool->arena;
-    ckpt_table table = {.align = "lrrr"};
-    ckpt_table_cell(&table, title);
-    ckpt_table_cell(&table, "TENSORS");
-    ckpt_table_cell(&table, "ELEMENTS");
-    ckpt_table_cell(&table, "BYTES");
-    for (size_t i = 0; i < list->n; i++) {
-        ckpt_table_cell(&table, ckpt_clean(arena, list->items[i].name));
-        ckpt_table_cell(&table, ckpt_count(arena, list->items[i].tensors));
-        ckpt_table_cell(&table, ckpt_count(arena, list->items[i].elements));
-        ckpt_table_cell(&table, ckpt_human(arena, list->items[i].bytes));
-    }
-    putchar('\n');
-    ckpt_table_print(&table, stdout, 0, true, in->tool->color);
-    ckpt_table_release(&table);
 }
 
 static ckpt_status print_json_block(inspection *in, const char *title, const ckpt_json *j,
@@ -564,8 +541,8 @@ static ckpt_status print_text(inspection *in, ckpt_err *err)
     if (in->opts->head > 0)
         CKPT_CHECK(print_heads(in, err));
     if (in->n_selected > 0) {
-        print_groups(in, "DTYPE", &in->dtypes);
-        print_groups(in, "MODULE", &in->modules);
+        ckpt_inspect_print_groups(in->tool, "DTYPE", &in->stored_dtypes);
+        ckpt_inspect_print_groups(in->tool, "MODULE", &in->modules);
     }
     if (in->model.layout != NULL)
         CKPT_CHECK(print_json_block(in, "configuration", in->model.config, err));
@@ -607,6 +584,21 @@ static ckpt_status json_values(inspection *in, size_t tensor, ckpt_jw *w, ckpt_e
     return CKPT_OK;
 }
 
+/* Of a quantised weight, whose dtype, shape and bytes are those of the BF16 it stands for where it is packed. */
+static void json_stored(inspection *in, size_t i, ckpt_jw *w)
+{
+    const char *format = format_of(in, i);
+    const ckpt_tensor *t = &in->held[i];
+    if (format == NULL)
+        return;
+    ckpt_jw_open(w, "stored", '{');
+    ckpt_jw_string(w, "format", format);
+    ckpt_jw_string(w, "dtype", ckpt_dtype_get(t->dtype)->name);
+    ckpt_jw_dims(w, "shape", t->rank, t->dims);
+    ckpt_jw_u64(w, "bytes", ckpt_inspect_bytes(t));
+    ckpt_jw_close(w, '}');
+}
+
 static ckpt_status json_tensor(inspection *in, size_t i, ckpt_jw *w, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -618,7 +610,8 @@ static ckpt_status json_tensor(inspection *in, size_t i, ckpt_jw *w, ckpt_err *e
     if (ckpt_tool_packed(t->dtype))
         ckpt_jw_bool(w, "packed", true);
     ckpt_jw_u64(w, "shards", t->n_chunks);
-    ckpt_jw_u64(w, "bytes", bytes_of(t));
+    ckpt_jw_u64(w, "bytes", ckpt_inspect_bytes(t));
+    json_stored(in, i, w);
     ckpt_jw_string(w, "file", t->n_chunks > 0 ? in->src.files[t->chunks[0].file].name : NULL);
     ckpt_jw_open(w, "canonical", '[');
     for (uint32_t k = in->first[i]; k < in->first[i + 1]; k++) {
@@ -635,19 +628,6 @@ static ckpt_status json_tensor(inspection *in, size_t i, ckpt_jw *w, ckpt_err *e
     ckpt_jw_close(w, '}');
 done:
     return status;
-}
-
-static void json_groups(ckpt_jw *w, const char *key, const group_list *list)
-{
-    ckpt_jw_open(w, key, '{');
-    for (size_t i = 0; i < list->n; i++) {
-        ckpt_jw_open(w, list->items[i].name, '{');
-        ckpt_jw_u64(w, "tensors", list->items[i].tensors);
-        ckpt_jw_u64(w, "elements", list->items[i].elements);
-        ckpt_jw_u64(w, "bytes", list->items[i].bytes);
-        ckpt_jw_close(w, '}');
-    }
-    ckpt_jw_close(w, '}');
 }
 
 static void json_objects(const ckpt_source *src, ckpt_jw *w)
@@ -682,14 +662,16 @@ static ckpt_status write_json(inspection *in, ckpt_err *err)
         ckpt_jw_string(w, "iteration", NULL);
     ckpt_jw_u64(w, "parameters", in->parameters);
     ckpt_jw_u64(w, "bytes", in->bytes);
+    ckpt_jw_u64(w, "stored_bytes", in->stored_bytes);
     ckpt_jw_open(w, "tensors", '[');
     for (size_t i = 0; i < in->src.n_tensors; i++)
         if (in->stored[i])
             CKPT_CHECK(json_tensor(in, i, w, err));
     ckpt_jw_close(w, ']');
     ckpt_jw_open(w, "totals", '{');
-    json_groups(w, "dtype", &in->dtypes);
-    json_groups(w, "module", &in->modules);
+    ckpt_inspect_json_groups(w, "dtype", &in->dtypes);
+    ckpt_inspect_json_groups(w, "stored_dtype", &in->stored_dtypes);
+    ckpt_inspect_json_groups(w, "module", &in->modules);
     ckpt_jw_close(w, '}');
     ckpt_jw_json(w, "config", m->layout != NULL ? m->config : NULL);
     ckpt_jw_json(w, "stored_config", in->src.config);
@@ -753,6 +735,7 @@ static ckpt_status inspect(inspection *in, ckpt_err *err)
     CKPT_CHECK(ckpt_tool_effects(in->tool, effects, in, err));
     CKPT_CHECK(bind(in, err));
     CKPT_CHECK(link_canon(in, err));
+    CKPT_CHECK(ckpt_inspect_stored(&in->tool->arena, &in->src, &in->held, err));
     select_tensors(in, operands->n > 1 ? operands->items[1] : NULL);
     CKPT_CHECK(total(in, err));
     if (in->opts->stats)
@@ -772,6 +755,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     inspection in = {.tool = tool, .opts = opts};
     ckpt_status status = inspect(&in, err);
     free(in.dtypes.items);
+    free(in.stored_dtypes.items);
     free(in.modules.items);
     ckpt_model_release(&in.model);
     ckpt_source_close(&in.src);

@@ -11,9 +11,9 @@ const char *ckpt_convert_counts(ckpt_arena *arena, const ckpt_plan *plan);
 /* Print a plan: every output file, what it holds and where each part comes from. */
 void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan);
 void ckpt_convert_show_json(ckpt_tool *tool, const ckpt_plan *plan);
-/* Errors of quantised weights: the worst in one line, with --verbose one line each; all in --json. */
+/* Errors of quantised weights: the worst, a line a class of names, with --verbose one line each; all in --json. */
 void ckpt_convert_quantised(ckpt_tool *tool, const ckpt_wquant *q);
-void ckpt_convert_quantised_json(ckpt_jw *w, const ckpt_wquant *q);
+void ckpt_convert_quantised_json(ckpt_tool *tool, const ckpt_wquant *q);
 
 /* What a conversion tells the user. Texts live as long as the run. */
 typedef struct ckpt_report {

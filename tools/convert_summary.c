@@ -116,7 +116,7 @@ void ckpt_convert_json(conversion *c)
         ckpt_jw_string(w, "source_root", NULL);
     ckpt_jw_hex(w, "root", c->result.root);
     if (c->quant.kind != CKPT_WQUANT_NONE)
-        ckpt_convert_quantised_json(w, &c->quant);
+        ckpt_convert_quantised_json(c->tool, &c->quant);
     ckpt_jw_u64(w, "bytes", c->result.bytes);
     ckpt_jw_real(w, "seconds", c->seconds);
     getrusage(RUSAGE_SELF, &usage);

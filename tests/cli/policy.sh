@@ -72,13 +72,22 @@ rc 0 convert m n --to torch_dist
 rm -f b/iter_*/ckpt.manifest.json n/iter_*/ckpt.manifest.json
 rc 0 convert b f --to safetensors --layout hf
 rc 0 convert n g --to safetensors --layout hf
-rm -f f/ckpt.manifest.json g/ckpt.manifest.json
-for x in b f g; do
+rc 0 convert a shards --to torch --layout hf --optimizer drop --max-shard-size 400KB
+rc 0 convert a plain --to torch_dist --layout hf --optimizer drop
+rc 0 convert a ranks --to ranks --layout hf --tp 2 --optimizer drop
+rm -f {e,f,g,shards,plain,ranks}/ckpt.manifest.json
+for x in b e f g shards plain ranks; do
     rc 0 verify --forward $x --tokens ids.txt
     out 'quantisation policy [0-9a-f]{12}… on 3 of 3'
+    rc 0 inspect $x
+    out '^policy +quantisation, sha256 [0-9a-f]{64}$'
 done
-rc 0 inspect f
-out '^policy +quantisation, sha256 [0-9a-f]{64}$'
+# A model without a policy is written as ever: no word of one. Files that disagree are refused.
+rc 0 convert "$model" none --to torch
+! grep -q kda_quant none/pytorch_model.bin || fail 'a policy where there is none'
+sed -i 's/"kda_quant_policy_sha256":"./"kda_quant_policy_sha256":"x/' ranks/model-rank-1-part-0.safetensors
+rc 3 inspect ranks; one_line
+err "model-rank-1-part-0.safetensors: 'kda_quant_policy_sha256' is another than that of a file before it"
 
 # Other rules are a change of the run; a text that was touched is no policy.
 rc 2 train --resume a --policy off.json --data "$data" --steps 2

@@ -3,6 +3,8 @@ kimi=$FIXTURES/hf/kimi_linear_tiny deepseek=$FIXTURES/hf/deepseek_v3_tiny
 for kind in fp8-block128 nvfp4 mxfp8; do
     rc 0 convert $kimi $kind --dtype $kind --approximate --verify
     out "100 projections in $kind, 20 matrices kept; worst relative RMS error 0\.[0-9]+ \(model\.layers"
+    out '^CLASS +TENSORS +RELATIVE RMS'; out '^model\.layers\.\*\.self_attn\.o_proj\.weight +4 +0\.'
+    no_out 'layers\.0\.self_attn\.o_proj.weight +relative RMS' # one by one only with --verbose
     out 'root differs: 1 lossy step'; err '^ckpt: convert: lossy: 100 projections become'
     rc 0 verify $kind --hash; out 'all digests match'
     rc 0 convert $kimi one --dtype $kind --approximate --threads 1 --memory 8M --max-shard-size 100KB
@@ -15,6 +17,15 @@ for kind in fp8-block128 nvfp4 mxfp8; do
     rc 0 verify $kind --forward; out 'loss 5\.9[0-9]'
     rc 0 inspect $kind model.norm.weight; no_out 'not known'
 done
+# inspect: what the files hold, and what it stands for
+rc 0 inspect nvfp4 '*.0.self_attn.o_proj.weight'
+out 'o_proj\.weight +U8 +\[64, 32\] +1 +2\.05 kB +nvfp4 of BF16 \[64, 64\]'; out '^U8 +1 +2,048 '
+rc 0 inspect nvfp4 '*.0.self_attn.o_proj.weight' --json
+out '"dtype":"BF16","shape":\[64,64\],"shards":1,"bytes":8192,"stored":\{"format":"nvfp4","dtype":"U8","shape":\[64,32\],"bytes":2048\}'
+out '"bytes":8192,"stored_bytes":2048,'; out '"stored_dtype":\{"U8":'
+rc 0 inspect mxfp8 '*.0.self_attn.o_proj.weight' --tree; out 'weight  F8_E4M3 \[64, 64\]$'; out '\(1, 4.10 kB\)'
+rc 0 inspect fp8-block128 '*.0.self_attn.o_proj.weight'; out 'F8_E4M3 +\[64, 64\] +1 +4\.10 kB +fp8-block128 of BF16'
+rc 0 inspect $kimi '*.0.self_attn.o_proj.weight'; no_out 'STANDS FOR'
 grep -q '"quant_algo": "W4A16_NVFP4"' nvfp4/config.json || fail "nvfp4/config.json: $(cat nvfp4/config.json)"
 # ModelOpt's second file, of the same content; none for the other convention, none when it is undone
 python3 - <<'PY' || fail "hf_quant_config.json"
@@ -41,7 +52,7 @@ same from-mg/model.safetensors nvfp4/model.safetensors
 # columns that do not divide, errors in --json, --resume
 rc 0 convert $deepseek d --dtype mxfp8 --approximate --json
 out '"not_cast": *\[' ; out 'q_b_proj.weight: not quantised \(48 columns, mxfp8 needs a multiple of 32\)'
-out '"quantised"'; out '"saturated"'; out '"rel_rms"'
+out '"quantised"'; out '"saturated"'; out '"rel_rms"'; out '"worst_rel_rms"'
 # roots of what tests/peers/wquant.py found to be PyTorch's and ModelOpt's bits
 out '"root": *"36a4a0843888682ede83320c1e865e439f0b30c0d57d51f746a6dce36fda90f8"'
 rc 0 convert $deepseek dn --dtype nvfp4 --approximate; rc 0 verify dn --hash

@@ -137,6 +137,7 @@ static void run_metadata(uint8_t *p, size_t n)
     ckpt_dcp_meta meta = {0};
     ckpt_err err;
     (void)!ckpt_dcp_meta_parse(p, n, &arena, &meta, &err);
+    ckpt_json_free(meta.policy);
     ckpt_arena_free(&arena);
 }
 

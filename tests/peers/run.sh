@@ -87,6 +87,19 @@ quantised() {
     "$python" tests/peers/wquant.py "$ckpt" fixtures/hf/deepseek_v3_tiny "$work/quantised"
 }
 t quantised_weights_are_those_of_torch_and_transformers quantised
+with_policy() {
+    local to=$work/policy
+    echo '{"linear_attention":[{"module_name":"*","cfg":{"backend":"matmul","elementwise":{"output_add":"float32"}}}]}' \
+        >"$to.json"
+    "$ckpt" train --resume "$hf" --policy "$to.json" --data fixtures/fla/corpus.txt --batch 1 --seq-len 16 \
+        --lr 1e-3 --steps 1 --save "$to.run"
+    convert "$to.run" "$to.st" --to safetensors --layout hf --optimizer drop
+    convert "$to.st" "$to.torch" --to torch --max-shard-size 400KB
+    convert "$to.st" "$to.dcp" --to torch_dist --layout hf
+    convert "$to.st" "$to.ranks" --to ranks --layout hf --tp 2
+    py policy.py "$to.torch" "$to.dcp" "$to.ranks" "$to.st/model.safetensors"
+}
+t policies_are_left_alone_by_torch with_policy
 t hf_same_layout_loads_in_transformers hf_same_layout
 t hf_through_megatron_tp2_tp4_loads_in_transformers hf_through_megatron
 
