@@ -286,7 +286,10 @@ static ckpt_status visit_item(ckpt_worker *w, size_t i, ckpt_err *err)
             status = ckpt_fail(err, CKPT_E_INTERRUPTED, "interrupted");
         if (status != CKPT_OK)
             return status;
-        ckpt_job_advance(w, n);
+        const bool enough = v->select != NULL && !v->select[i];
+        ckpt_job_advance(w, enough ? bytes - lo : n);
+        if (enough)
+            break;
     }
     return CKPT_OK;
 }

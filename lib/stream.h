@@ -82,7 +82,8 @@ ckpt_status ckpt_stream_files(const ckpt_model *model, bool whole, const ckpt_st
 /* Visit canonical tensors in parallel, in blocks: fn(self, tensor, lo, data, n) sees every byte of
  * every tensor once; calls for one tensor come in order from one thread at a time. For statistics,
  * NaN scans and diff. `other` non-NULL: pairs tensors (other_index[i] in the other model, or -1 to
- * skip) and passes both buffers, which have equal n. */
+ * skip) and passes both buffers, which have equal n. fn may clear select[tensor] when it has seen enough
+ * of that tensor. */
 typedef ckpt_status (*ckpt_visit_fn)(void *self, size_t tensor, uint64_t lo, const uint8_t *a,
                                      const uint8_t *b, size_t n, ckpt_err *err);
 ckpt_status ckpt_stream_visit(const ckpt_model *model, const ckpt_model *other,

@@ -250,8 +250,8 @@ static ckpt_status compare_bytes(void *self, size_t tensor, uint64_t lo, const u
     comparison *c = self;
     (void)lo;
     (void)err;
-    if (!c->unequal[tensor])
-        c->unequal[tensor] = memcmp(a, b, n) != 0;
+    c->unequal[tensor] = memcmp(a, b, n) != 0;
+    c->select[tensor] = !c->unequal[tensor]; /* the rest of it is measured, not compared */
     return CKPT_OK;
 }
 

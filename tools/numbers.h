@@ -22,14 +22,16 @@ void ckpt_stats_init(ckpt_stats *s);
 void ckpt_stats_feed(ckpt_stats *s, ckpt_dtype dtype, const uint8_t *data, size_t bytes);
 double ckpt_stats_std(const ckpt_stats *s); /* population; nan when there is no finite value */
 
+#define CKPT_LANES 4 /* sums that go side by side: value i of a tensor is in lane i % 4 */
+
 typedef struct ckpt_delta {
     double atol, rtol;
-    int64_t n, changed;      /* values; changed: by their bits */
-    int64_t beyond;          /* values outside |a-b| <= atol + rtol*|b| */
-    int64_t first;           /* first changed element of the tensor, -1 none */
-    double max_abs, max_rel; /* rel: |a-b| / max(|a|,|b|); nan against a number counts as inf */
-    double sum_sq;           /* of a-b over finite pairs */
-    double dot, aa, bb;
+    int64_t n, changed;        /* values; changed: by their bits */
+    int64_t beyond;            /* values outside |a-b| <= atol + rtol*|b| */
+    int64_t first;             /* first changed element of the tensor, -1 none */
+    double max_abs, max_rel;   /* rel: |a-b| / max(|a|,|b|); nan against a number counts as inf */
+    double sum_sq[CKPT_LANES]; /* of a-b over finite pairs */
+    double dot[CKPT_LANES], aa[CKPT_LANES], bb[CKPT_LANES];
     uint64_t max_ulp; /* representable values between; 0 for integers */
 } ckpt_delta;
 
