@@ -9,7 +9,7 @@
 #endif
 #include "engine_test.h"
 
-#include "quant/kda_quant.h"
+#include "quant/internal.h"
 #include "quant_policies.h"
 
 #define DATA "tests/data/quant.safetensors"
@@ -271,6 +271,75 @@ START_TEST(approximate_inverse_reports_its_error)
 }
 END_TEST
 
+/* A sum of a site, both as one element and as a product; they must be one number. */
+static double scheduled(ckpt_quant_dtype dtype, int64_t block, int64_t k, const real *a,
+                        const real *b)
+{
+    ckpt_quant q = quant_policy("off");
+    q.accumulator[CKPT_SITE_WY_KEY] = dtype;
+    q.block[CKPT_SITE_WY_KEY] = block;
+    const real one = ENG(quant_dot)(&q, CKPT_SITE_WY_KEY, k, a, b);
+    real all, room;
+    ENG(quant_product)(&q, CKPT_SITE_WY_KEY, 1, 1, k, a, b, &all, &room);
+    ck_assert_double_eq((double)one, (double)all);
+    return (double)one;
+}
+
+/* The oracle's, one by one: a block's sum is added, then the sum rounded. */
+START_TEST(accumulators_round_after_every_block)
+{
+    real one[64], unit[64] = {1}, x[64] = {0};
+    for (int i = 0; i < 64; i++) {
+        one[i] = 1;
+        x[i] = 2048;
+    }
+    ck_assert_double_eq(scheduled(CKPT_QUANT_F16, 16, 64, x, unit), 2048);
+    memset(x, 0, sizeof x);
+    x[0] = 2048;
+    x[16] = x[32] = x[48] = 1;
+    ck_assert_double_eq(scheduled(CKPT_QUANT_F16, 16, 64, x, one),
+                        2048); /* 2049 falls back, thrice */
+    ck_assert_double_eq(scheduled(CKPT_QUANT_F16, 64, 64, x, one), 2052); /* 2051 rounds once */
+    ck_assert_double_eq(scheduled(CKPT_QUANT_NO_ROUNDING, 0, 64, x, one), 2051);
+    ck_assert_double_eq(scheduled(CKPT_QUANT_F32, 16, 64, x, one), 2051);
+    x[0] = 70000;
+    ck_assert(isinf(scheduled(CKPT_QUANT_F16, 16, 64, x, one)));
+}
+END_TEST
+
+/* Products of multiples of 1/8, whose sums of 16 are exact in any order; 70 leaves a short block of 6. */
+START_TEST(accumulators_end_with_a_short_block)
+{
+    enum { M = 5, N = 6, LEN = 70 };
+    real a[M * LEN], b[N * LEN], c[M * N], tmp[M * N];
+    uint32_t state = 1;
+    ckpt_quant q = quant_policy("off");
+    q.accumulator[CKPT_SITE_OUTPUT_VALUE] = CKPT_QUANT_F16;
+    q.block[CKPT_SITE_OUTPUT_VALUE] = 16;
+    for (int i = 0; i < (M + N) * LEN; i++) {
+        state = state * 1664525u + 1013904223u;
+        *(i < M * LEN ? &a[i] : &b[i - M * LEN]) = (real)((int)(state >> 26) - 32) / 8;
+    }
+    ENG(quant_product)(&q, CKPT_SITE_OUTPUT_VALUE, M, N, LEN, a, b, c, tmp);
+    int rounded = 0;
+    for (int i = 0; i < M * N; i++) {
+        float sum = 0;
+        double plain = 0;
+        for (int lo = 0; lo < LEN; lo += 16) {
+            double part = 0;
+            for (int k = lo; k < LEN && k < lo + 16; k++)
+                part += (double)a[i / N * LEN + k] * (double)b[i % N * LEN + k];
+            sum = ckpt_f16_round(sum + (float)part);
+            plain += part;
+        }
+        ck_assert_msg((double)c[i] == (double)sum, "element %d: %.9g, not %.9g", i, (double)c[i],
+                      (double)sum);
+        rounded += (double)sum != plain;
+    }
+    ck_assert_int_gt(rounded, M * N / 4); /* the roundings were felt */
+}
+END_TEST
+
 /* What cannot be run is named. */
 START_TEST(unsupported_sequences_and_sizes_are_refused)
 {
@@ -312,6 +381,8 @@ Suite *SUITE(void)
     tcase_add_test(own, handles_are_called_as_often_as_the_source_calls_them);
     tcase_add_test(own, every_handle_changes_the_result);
     tcase_add_test(own, approximate_inverse_reports_its_error);
+    tcase_add_test(own, accumulators_round_after_every_block);
+    tcase_add_test(own, accumulators_end_with_a_short_block);
     tcase_add_test(own, unsupported_sequences_and_sizes_are_refused);
     suite_add_tcase(s, own);
     return s;

@@ -325,9 +325,11 @@ START_TEST(ranks_are_multiples_of_the_recipes_alignment)
         {"fp8", "custom",    -16, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        ck_assert_int_eq(ckpt_policy_check_rank(rows[i].precision, rows[i].recipe,
-                                                "kda_f_lora_rank", rows[i].rank, &error),
-                         rows[i].ok ? CKPT_OK : CKPT_E_UNSUPPORTED);
+        for (int gate = 0; gate < 2; gate++)
+            ck_assert_int_eq(ckpt_policy_check_rank(rows[i].precision, rows[i].recipe,
+                                                    gate ? "kda_gate_lora_rank" : "kda_f_lora_rank",
+                                                    rows[i].rank, &error),
+                             rows[i].ok ? CKPT_OK : CKPT_E_UNSUPPORTED);
     ck_assert_int_eq(ckpt_policy_check_rank("fp8", "mxfp8", "kda_f_lora_rank", 48, &error),
                      CKPT_E_UNSUPPORTED);
     ck_assert_str_eq(error.text,

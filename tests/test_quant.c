@@ -1,6 +1,7 @@
 /* Codecs and quantisers, bit by bit: every code, every value of bf16 and fp16, midpoints; arrays of the
  * oracle (tests/peers/gen_quant.py); and the oracle's own checks, one by one. */
 #include "dtype.h"
+#include "io.h"
 #include "qdq.h"
 #include "source.h"
 
@@ -367,6 +368,36 @@ START_TEST(fp8_edges)
 }
 END_TEST
 
+/* By the formula alone, with the code found by comparing midpoints: one scale a row of [3, 2, 5, 40]. */
+START_TEST(fp8_rows_recomputed_element_by_element)
+{
+    enum { R = 3 * 2 * 5, W = 40 };
+    const format *f = &formats[0];
+    static float x[R * W], y[R * W], scales[R];
+    for (int r = 0; r < R; r++) {
+        const float size = (float)exp(2 * (double)random_float(1, 1));
+        for (int i = 0; i < W; i++)
+            x[r * W + i] = size * random_float(1, 1);
+    }
+    ckpt_qdq_fp8_rows(R, W, true, x, y, NULL, scales);
+    for (int r = 0; r < R; r++) {
+        float amax = 0;
+        for (int i = 0; i < W; i++)
+            amax = fmaxf(amax, fabsf(x[r * W + i]));
+        const volatile float unit = 1.0f / amax; /* rounded before it is multiplied */
+        const float scale = unit * 448.0f, inverse = 1.0f / scale;
+        EXPECT(same(scales[r], scale), "row %d: scale %.9g, not %.9g", r, (double)scales[r],
+               (double)scale);
+        for (int i = 0; i < W; i++) {
+            const float t = fminf(fmaxf(x[r * W + i] * scale, -448.0f), 448.0f);
+            const float want = (float)literal(f, brute(f, (double)t)) * inverse;
+            EXPECT(same(y[r * W + i], want), "row %d, element %d: %.9g, not %.9g", r, i,
+                   (double)y[r * W + i], (double)want);
+        }
+    }
+}
+END_TEST
+
 START_TEST(state_edges)
 {
     enum { K = 16, V = 40, N = K * V };
@@ -425,6 +456,34 @@ START_TEST(nvfp4_edges)
 }
 END_TEST
 
+/* Rows of 40 are three blocks, the last as if zeros followed; every value is a code times its block's step. */
+START_TEST(nvfp4_pads_rows_and_stays_on_its_grid)
+{
+    enum { R = 30, W = 40, PADDED = 48, BLOCKS = PADDED / 16 };
+    static float x[R * W], y[R * W], wide[R * PADDED], z[R * PADDED];
+    static uint8_t codes[R * W], scales[R * BLOCKS], again[R * BLOCKS];
+    fill(x, R * W, -2, 2);
+    for (int r = 0; r < R; r++)
+        memcpy(wide + r * PADDED, x + r * W, W * sizeof *x);
+    memset(scales, 0xff, sizeof scales);
+    ckpt_qdq_nvfp4(R, W, CKPT_NVFP4_TRITON, -1, true, x, y, codes, scales);
+    ckpt_qdq_nvfp4(R, PADDED, CKPT_NVFP4_TRITON, -1, true, wide, z, NULL, again);
+    ck_assert_mem_eq(scales, again, sizeof scales);
+    const float global = ckpt_nvfp4_global(ckpt_amax(x, R * W), true);
+    for (int i = 0; i < R * W; i++) {
+        const int r = i / W, c = i % W;
+        const float step = ckpt_nvfp4_step(ckpt_amax(wide + r * PADDED + c / 16 * 16, 16), global);
+        const double on_grid = (double)y[i] / (double)step;
+        bool found = false;
+        for (uint32_t code = 0; code < 16; code++)
+            found = found || fabs(on_grid - literal(&formats[2], code)) < 1e-5;
+        EXPECT(found, "element %d: %.9g of its step", i, on_grid);
+        EXPECT(same(y[i], z[r * PADDED + c]), "element %d: %.9g, padded %.9g", i, (double)y[i],
+               (double)z[r * PADDED + c]);
+    }
+}
+END_TEST
+
 /* The profiles differ in last bits everywhere and in codes hardly ever; codes decode to values. */
 START_TEST(nvfp4_profiles_agree_but_for_boundaries)
 {
@@ -480,6 +539,44 @@ START_TEST(mxfp8_and_block_edges)
 }
 END_TEST
 
+/* ---- the map of the oracle's checks ------------------------------------------------------------- */
+
+static bool defines_test(const char *file, const char *test)
+{
+    char path[160], want[160];
+    ckpt_buf text = {0};
+    snprintf(path, sizeof path, "tests/%s", file);
+    snprintf(want, sizeof want, "START_TEST(%s)", test);
+    ck_assert_msg(ckpt_read_file(path, 1 << 20, &text, &error) == CKPT_OK, "%s", error.text);
+    ckpt_buf_putc(&text, '\0');
+    const bool found = strstr((const char *)text.data, want) != NULL;
+    ckpt_buf_release(&text);
+    return found;
+}
+
+START_TEST(oracle_checks_name_tests_that_exist)
+{
+    FILE *f = fopen("tests/quant/ORACLE.md", "r");
+    char line[512], what[256], file[64], test[128];
+    int next = 1, first, last;
+    ck_assert_ptr_nonnull(f);
+    while (fgets(line, sizeof line, f) != NULL) {
+        const bool range = sscanf(line, "| %d-%d | %255[^|] | %63s | %127s |", &first, &last, what,
+                                  file, test) == 5;
+        if (!range) {
+            if (sscanf(line, "| %d | %255[^|] | %63s | %127s |", &first, what, file, test) != 4)
+                continue;
+            last = first;
+        }
+        ck_assert_msg(first == next && last >= first, "%d-%d after %d", first, last, next - 1);
+        ck_assert_msg(defines_test(file, test), "%d: no test %s in %s", first, test, file);
+        next = last + 1;
+    }
+    fclose(f);
+    ck_assert_int_eq(next, 131);
+}
+END_TEST
+
 Suite *suite_quant(void)
 {
     Suite *s = suite_create("quant");
@@ -497,10 +594,13 @@ Suite *suite_quant(void)
     suite_add_tcase(s, oracle);
     tcase_set_timeout(edges, 60);
     tcase_add_test(edges, fp8_edges);
+    tcase_add_test(edges, fp8_rows_recomputed_element_by_element);
     tcase_add_test(edges, state_edges);
     tcase_add_test(edges, nvfp4_edges);
+    tcase_add_test(edges, nvfp4_pads_rows_and_stays_on_its_grid);
     tcase_add_test(edges, nvfp4_profiles_agree_but_for_boundaries);
     tcase_add_test(edges, mxfp8_and_block_edges);
+    tcase_add_test(edges, oracle_checks_name_tests_that_exist);
     suite_add_tcase(s, edges);
     return s;
 }

@@ -29,7 +29,7 @@ table() {
 profile() {
     command -v ncu >/dev/null || { echo "SKIP no ncu"; return 0; }
     local policy
-    for policy in off fp8_operands fp16_accumulation; do
+    for policy in off fp8_operands fp16_accumulation approximate; do
         echo "-- $policy"
         ncu --clock-control none --csv --page raw --metrics \
             "gpu__time_duration.sum,smsp__issue_active.avg.pct_of_peak_sustained_active,\
