@@ -22,6 +22,12 @@ typedef struct ckpt_eng_rope {
     double low_freq_factor, high_freq_factor; /* llama3 */
 } ckpt_eng_rope;
 
+#define CKPT_ENG_ROPE_MAX 4096 /* channels */
+
+/* freq [dim/2]: the angle of one position, rounded to the engine's type; scale of cos and sin, 1 without
+ * YaRN. Builds for a CPU have it. Errors: CKPT_E_USAGE, the numbers of r do not fit together. */
+ckpt_status ENG(rope_freqs)(const ckpt_eng_rope *r, real *freq, real *scale,
+                            ckpt_err *err) CKPT_MUST_USE;
 /* cos, sin [T, dim/2], scaled as YaRN says; positions restart with every sequence, at offset[n] (NULL
  * = 0). */
 ckpt_status ENG(rope_table)(ckpt_eng *e, const ckpt_eng_rope *r, const ckpt_eng_seq *seq,

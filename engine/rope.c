@@ -11,7 +11,6 @@
 #include "checked.h"
 
 #define PI 3.14159265358979323846
-#define MAX_DIM 4096
 
 static double yarn_mscale(double factor, double m)
 {
@@ -52,7 +51,7 @@ static void llama3_freqs(const ckpt_eng_rope *r, double *f)
 
 static ckpt_status check_rope(const ckpt_eng_rope *r, ckpt_err *err)
 {
-    bool ok = r->dim > 0 && r->dim % 2 == 0 && r->dim <= MAX_DIM && r->base > 1;
+    bool ok = r->dim > 0 && r->dim % 2 == 0 && r->dim <= CKPT_ENG_ROPE_MAX && r->base > 1;
     if (r->kind == CKPT_ENG_ROPE_YARN)
         ok = ok && r->factor >= 1 && r->original_max > 0 && r->beta_fast > 0 && r->beta_slow > 0;
     if (r->kind == CKPT_ENG_ROPE_LLAMA3)
@@ -93,31 +92,40 @@ static void fill_sequence(void *arg, int64_t item, int worker)
     }
 }
 
-ckpt_status ENG(rope_table)(ckpt_eng *e, const ckpt_eng_rope *r, const ckpt_eng_seq *seq,
-                            const int64_t *offset, real *cos, real *sin, ckpt_err *err)
+ckpt_status ENG(rope_freqs)(const ckpt_eng_rope *r, real *freq, real *scale, ckpt_err *err)
 {
-    double f[MAX_DIM / 2], scale = 1;
-    real freq[MAX_DIM / 2];
+    double f[CKPT_ENG_ROPE_MAX / 2], by = 1;
     ckpt_status status = check_rope(r, err);
-    if (status != CKPT_OK || e->dry)
+    if (status != CKPT_OK)
         return status;
     int64_t half = r->dim / 2;
     for (int64_t i = 0; i < half; i++)
         f[i] = pow(r->base, -2 * (double)i / (double)r->dim);
     if (r->kind == CKPT_ENG_ROPE_YARN) {
         yarn_freqs(r, f);
-        scale = yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim);
+        by = yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim);
     } else if (r->kind == CKPT_ENG_ROPE_LLAMA3) {
         llama3_freqs(r, f);
     }
     for (int64_t i = 0; i < half; i++)
         freq[i] = (real)f[i];
+    *scale = (real)by;
+    return CKPT_OK;
+}
+
+ckpt_status ENG(rope_table)(ckpt_eng *e, const ckpt_eng_rope *r, const ckpt_eng_seq *seq,
+                            const int64_t *offset, real *cos, real *sin, ckpt_err *err)
+{
+    real freq[CKPT_ENG_ROPE_MAX / 2], scale;
+    ckpt_status status = ENG(rope_freqs)(r, freq, &scale, err);
+    if (status != CKPT_OK || e->dry)
+        return status;
     ckpt_eng_parallel(e, seq->n, fill_sequence,
                       &(table_job){.seq = seq,
                                    .offset = offset,
                                    .freq = freq,
-                                   .scale = (real)scale,
-                                   .half = half,
+                                   .scale = scale,
+                                   .half = r->dim / 2,
                                    .cos = cos,
                                    .sin = sin});
     return CKPT_OK;
@@ -137,7 +145,7 @@ typedef struct rotate_job {
  * half-split, which both sides of a score share. */
 static void rotate_interleaved(const real *c, const real *s, int64_t half, bool inverse, real *x)
 {
-    real tmp[MAX_DIM];
+    real tmp[CKPT_ENG_ROPE_MAX];
     for (int64_t i = 0; i < half; i++) {
         real a = inverse ? x[i] : x[2 * i], b = inverse ? x[half + i] : x[2 * i + 1];
         real p = inverse ? a * c[i] + b * s[i] : a * c[i] - b * s[i];

@@ -152,7 +152,14 @@ END_TEST
 
 START_TEST(ops_cuda_rope_matches_engine)
 {
+    static const int64_t packed[] = {0, 0, 1, 4, 4, 69}, one[] = {0, 65}, none[] = {0, 0};
     ops_run o = start(_i);
+    for (int late = 0; late < 2; late++) {
+        ops_rope_table(&o, packed, 5, 8, late);
+        ops_rope_table(&o, one, 1, 2, late);
+        ops_rope_table(&o, none, 1, 64, late);
+        ops_rope_table(&o, none, 0, 64, late);
+    }
     for (int inter = 0; inter < 2; inter++) {
         ops_rope(&o, 0, 2, 8, inter);
         ops_rope(&o, 1, 1, 2, inter);

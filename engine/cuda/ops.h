@@ -162,6 +162,12 @@ ckpt_status ckpt_cuda_rope(const ckpt_cuda *c, int64_t dim, bool interleaved, in
                            int64_t heads, void *x, int64_t ldx, int64_t ldh, const float *cos,
                            const float *sin, bool inverse, ckpt_err *err) CKPT_MUST_USE;
 
+/* cos, sin [T, half] of angles p freq[i], rounded to f32, times scale: p counts a sequence's tokens from
+ * first[n] (device, [seq->n]; NULL = 0). freq [half] on the device; half at least 1. */
+ckpt_status ckpt_cuda_rope_table(const ckpt_cuda *c, const ckpt_cuda_seq *seq, const int64_t *first,
+                                 int64_t half, const float *freq, float scale, float *cos,
+                                 float *sin, ckpt_err *err) CKPT_MUST_USE;
+
 /* ---- mixture of experts (ops_moe.cu) -------------------------------------------------------- */
 
 /* ckpt_eng_moe's router; E at most 1024. */

@@ -1,4 +1,4 @@
-/* AdamW, the gradient's norm, rotary embedding.
+/* AdamW, the gradient's norm, rotary embedding and its tables.
  *
  * AdamW and the norm give the CPU's bits (train/elementwise.c): the same operations in the same order,
  * compiled without contraction and with subnormals flushed (tools/make/cuda.mk). A warp takes a chunk of
@@ -154,6 +154,34 @@ template <class E> KERNEL(THREADS, 1) rotate(rope_args p)
     }
 }
 
+/* A thread an angle, a search of its sequence each: both tables are written once, nothing else moves. */
+struct table_args {
+    ckpt_cuda_seq seq;
+    const int64_t *first;
+    const float *freq;
+    int64_t half;
+    float scale;
+    float *cos, *sin;
+};
+KERNEL(THREADS, 1) angles(table_args p)
+{
+    const int64_t at = index_of(), t = at / p.half;
+    if (t >= p.seq.tokens)
+        return;
+    int64_t n = 0, end = p.seq.n; /* cu[n] <= t < cu[end] */
+    while (end - n > 1) {
+        const int64_t mid = n + (end - n) / 2;
+        if (p.seq.cu[mid] <= t)
+            n = mid;
+        else
+            end = mid;
+    }
+    const int64_t position = t - p.seq.cu[n] + (p.first ? p.first[n] : 0);
+    const float angle = (float)position * p.freq[at % p.half];
+    p.cos[at] = cosf(angle) * p.scale;
+    p.sin[at] = sinf(angle) * p.scale;
+}
+
 } // namespace
 } // namespace kda
 
@@ -231,4 +259,22 @@ ckpt_status ckpt_cuda_rope(const ckpt_cuda *c, int64_t dim, bool interleaved, in
     const int64_t blocks = ceil_div(T * heads, THREADS / 32);
     LAUNCH_OF(c, rotate, blocks, THREADS, 0, p);
     return launched("rope", err);
+}
+
+ckpt_status ckpt_cuda_rope_table(const ckpt_cuda *c, const ckpt_cuda_seq *seq, const int64_t *first,
+                                 int64_t half, const float *freq, float scale, float *cos,
+                                 float *sin, ckpt_err *err)
+{
+    if (half < 1 || seq->tokens < 0 || seq->n < 0)
+        return ckpt_fail(err, CKPT_E_USAGE,
+                         "rotary tables on CUDA: %lld angles of %lld tokens in %lld sequences",
+                         (long long)half, (long long)seq->tokens, (long long)seq->n);
+    ckpt_status status = ready("rotary tables", c, 0, err);
+    if (status == CKPT_OK && seq->tokens > INT32_MAX / half)
+        status = grid_fits("rotary tables", INT64_MAX, err);
+    if (status != CKPT_OK || seq->tokens == 0)
+        return status;
+    const table_args p = {*seq, first, freq, half, scale, cos, sin};
+    LAUNCH(angles, ceil_div(seq->tokens * half, THREADS), THREADS, 0, stream_of(c->stream), p);
+    return launched("rotary tables", err);
 }

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define CKPT_CUDA_PLUGIN_VERSION 3
+#define CKPT_CUDA_PLUGIN_VERSION 4
 
 /* clang-format off */
 #define CKPT_CUDA_FUNCTIONS(X)                                                                     \
@@ -31,7 +31,7 @@ extern "C" {
     X(work) X(rmsnorm) X(rmsnorm_bwd) X(gated_rmsnorm) X(gated_rmsnorm_bwd) X(l2norm) X(l2norm_bwd)\
     X(conv) X(conv_bwd) X(gate) X(gate_bwd) X(sigmoid) X(sigmoid_bwd)                              \
     X(swiglu) X(swiglu_bwd) X(relu2) X(relu2_bwd) X(embed) X(embed_bwd) X(xent)                    \
-    X(adamw) X(adamw_kept) X(sumsq) X(norm) X(rope)                                                              \
+    X(adamw) X(adamw_kept) X(sumsq) X(norm) X(rope) X(rope_table)                                                              \
     X(router) X(router_bwd) X(order) X(dispatch) X(combine)                                        \
     X(gemm_name) X(matmul) X(linear) X(linear_dx) X(linear_dw)                                     \
     X(experts) X(experts_dx) X(experts_dw)                                                         \

@@ -111,6 +111,66 @@ static inline void ops_rope(ops_run *o, int64_t T, int64_t heads, int64_t dim, b
 }
 
 /* The same bits as the CPU: w, m, v, bf16 of w, chunk sums and the norm. */
+/* Of the f32 build. */
+ckpt_status ckpt_eng_rope_freqs_f32(const ckpt_eng_rope *r, float *freq, float *scale,
+                                    ckpt_err *err);
+ckpt_status ckpt_eng_rope_table_f32(ckpt_eng *e, const ckpt_eng_rope *r, const ckpt_eng_seq *seq,
+                                    const int64_t *offset, float *cos, float *sin, ckpt_err *err);
+
+/* Tables of n sequences against the f32 engine's, whose angles are rounded as the device's: positions from
+ * 0 and, `late`, from some 200,000 on. */
+static inline void ops_rope_table(ops_run *o, const int64_t *cu, int64_t n, int64_t dim, bool late)
+{
+    const ckpt_eng_rope r = {.kind = CKPT_ENG_ROPE_YARN,
+                             .dim = dim,
+                             .base = 1e4,
+                             .factor = 4,
+                             .original_max = 64,
+                             .beta_fast = 32,
+                             .beta_slow = 1,
+                             .mscale = 1,
+                             .mscale_all_dim = 0.5};
+    const int64_t T = cu[n], half = dim / 2;
+    const ckpt_eng_seq seq = {n, cu};
+    int64_t from[16];
+    float *want[2], scale = 0;
+    ckpt_err err;
+    for (int64_t i = 0; i < n; i++)
+        from[i] = 200003 * (i + 1);
+    kda_array *freq = ops_in(o, half, CKPT_F32, 0, 1), *to[2];
+    for (int i = 0; i < 2; i++) {
+        to[i] = ops_out(o, T * half, CKPT_F32);
+        want[i] = malloc((size_t)(T * half + 1) * sizeof *want[i]);
+    }
+    float *rounded = malloc((size_t)half * sizeof *rounded);
+    ops_did(o, "reference", ckpt_eng_rope_freqs_f32(&r, rounded, &scale, &err), &err);
+    ops_did(o, "reference",
+            ckpt_eng_rope_table_f32(&o->e, &r, &seq, late ? from : NULL, want[0], want[1], &err),
+            &err);
+    for (int64_t i = 0; i < half; i++)
+        freq->x[i] = (double)rounded[i];
+    kda_put(freq);
+    void *dcu = dev_alloc(256), *dfrom = dev_alloc(256);
+    dev_put(dcu, cu, (size_t)(n + 1) * sizeof *cu);
+    dev_put(dfrom, from, (size_t)n * sizeof *from);
+    const ckpt_cuda_seq there = {.n = n, .tokens = T, .cu = dcu};
+    ops_did(o, "rotary tables",
+            ckpt_cuda_rope_table(&o->c, &there, late ? dfrom : NULL, half, freq->dev, scale,
+                                 to[0]->dev, to[1]->dev, &err),
+            &err);
+    (void)dev_wait();
+    for (int i = 0; i < 2; i++) {
+        for (int64_t k = 0; k < T * half; k++)
+            to[i]->x[k] = (double)want[i][k];
+        ops_same(o, i ? "sine" : "cosine", to[i]);
+        free(want[i]);
+    }
+    free(rounded);
+    dev_free(dcu);
+    dev_free(dfrom);
+    ops_clear(o);
+}
+
 static inline void ops_optim(ops_run *o, int64_t n)
 {
     const ckpt_adamw_scalars k = {.scale = 0.7F,
