@@ -10,7 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define OBJECTS_LIMIT ((uint64_t)64 << 20) /* bytes, all together */
+#define POPULATE_PIECE ((uint64_t)64 << 20) /* some 40 ms, which a copy may have to wait */
+#define OBJECTS_LIMIT ((uint64_t)64 << 20)  /* bytes, all together */
 
 static ckpt_status no_memory(ckpt_err *err)
 {
@@ -184,16 +185,22 @@ done:
     return status;
 }
 
-void ckpt_snapshot_populate(const ckpt_snapshot *s)
+bool ckpt_snapshot_populate(const ckpt_snapshot *s, uint64_t *at)
 {
 #ifdef MADV_POPULATE_WRITE /* Linux 5.14 */
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE),
                     first = ((uintptr_t)s->data + page - 1) / page * page,
                     last = ((uintptr_t)s->data + s->bytes) / page * page;
-    if (s->data != NULL && last > first)
-        (void)madvise((void *)first, last - first, MADV_POPULATE_WRITE);
+    if (s->data == NULL || last <= first || *at >= last - first)
+        return false;
+    const uint64_t n = ckpt_min_u64(POPULATE_PIECE, last - first - *at);
+    const int failed = madvise((void *)(first + *at), (size_t)n, MADV_POPULATE_WRITE);
+    *at += n;
+    return failed == 0;
 #else
     (void)s;
+    (void)at;
+    return false;
 #endif
 }
 

@@ -40,9 +40,10 @@ ckpt_status ckpt_snapshot_open(ckpt_snapshot *s, const ckpt_model *base,
  * zero throughout. Errors: CKPT_E_IO, CKPT_E_NOMEM. */
 ckpt_status ckpt_snapshot_share(ckpt_snapshot *s, int fd, size_t numbers, bool first,
                                 ckpt_err *err) CKPT_MUST_USE;
-/* Has the kernel give the memory its pages now, where it can, so that the first copy does not wait for them.
+/* Has the kernel give the next piece of the memory its pages now, where it can, so that the first copy does not
+ * wait for them; *at, 0 before the first: bytes that have been through this. false: there is no more to do.
  * By any thread, also while the memory is written. */
-void ckpt_snapshot_populate(const ckpt_snapshot *s);
+bool ckpt_snapshot_populate(const ckpt_snapshot *s, uint64_t *at);
 /* Safe on a zeroed structure. */
 void ckpt_snapshot_close(ckpt_snapshot *s);
 

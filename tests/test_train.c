@@ -4,6 +4,7 @@
 #include "manifest.h"
 #include "train/train.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { SEQ = 12, TOKENS = 4096 };
@@ -165,6 +166,47 @@ START_TEST(snapshot_reads_back_what_was_copied)
 }
 END_TEST
 
+#ifdef MADV_POPULATE_WRITE
+START_TEST(snapshot_has_its_pages_before_the_first_copy)
+{
+    scene s;
+    ckpt_snapshot snap;
+    ckpt_snapshot_tensor *list;
+    unsigned char here[4096];
+    size_t n, missing = 0, before = 0;
+    uint64_t at = 0;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    void *own = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const bool can = madvise(own, page, MADV_POPULATE_WRITE) == 0;
+    munmap(own, page);
+    if (!can) /* a kernel before 5.14 */
+        return;
+    open_scene(&s, "hf/kimi_linear_tiny", CKPT_OPTIM_ADAMW, CKPT_TRAIN_F32, 1e-3);
+    OK(ckpt_trainer_tensors(&s.t, &list, &n, &error));
+    OK(ckpt_snapshot_open(&snap, &s.model, list, n, &error));
+    const uintptr_t first = ((uintptr_t)snap.data + page - 1) / page * page,
+                    last = ((uintptr_t)snap.data + snap.bytes) / page * page;
+    const size_t pages = (last - first) / page;
+    ck_assert_uint_gt(pages, 32); /* more than malloc has at hand */
+    ck_assert_uint_le(pages, sizeof here);
+    ck_assert_int_eq(mincore((void *)first, last - first, here), 0);
+    for (size_t i = 0; i < pages; i++)
+        before += (here[i] & 1) == 0;
+    ck_assert_uint_gt(before, pages / 2);
+    while (ckpt_snapshot_populate(&snap, &at))
+        ck_assert_uint_le(at, last - first);
+    ck_assert_uint_eq(at, last - first);
+    ck_assert_int_eq(mincore((void *)first, last - first, here), 0);
+    for (size_t i = 0; i < pages; i++)
+        missing += (here[i] & 1) == 0;
+    ck_assert_uint_eq(missing, 0);
+    ckpt_snapshot_close(&snap);
+    free(list);
+    close_scene(&s);
+}
+END_TEST
+#endif
+
 START_TEST(open_refuses_what_does_not_fit)
 {
     scene s;
@@ -226,6 +268,9 @@ Suite *suite_train(void)
     tcase_add_loop_test(tc, step_moves_every_parameter, 0, sizeof cases / sizeof cases[0]);
     tcase_add_test(tc, step_not_finite_changes_nothing);
     tcase_add_loop_test(tc, snapshot_reads_back_what_was_copied, 0, sizeof cases / sizeof cases[0]);
+#ifdef MADV_POPULATE_WRITE
+    tcase_add_test(tc, snapshot_has_its_pages_before_the_first_copy);
+#endif
     tcase_add_test(tc, open_refuses_what_does_not_fit);
     tcase_add_test(tc, manifest_carries_training);
     suite_add_tcase(s, tc);

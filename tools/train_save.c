@@ -220,12 +220,19 @@ static void copy_job(ckpt_saver *s, ckpt_save_job *job)
 static void *copy_all(void *arg)
 {
     ckpt_saver *s = arg;
-    ckpt_snapshot_populate(&s->jobs[0].snapshot);
+    uint64_t populated = 0;
+    bool pages = true;
     pthread_mutex_lock(&s->lock);
     for (;;) {
         ckpt_save_job *job = find_job(s, JOB_COPYING); /* one at a time: begin waits for the last */
         if (job == NULL && s->stop)
             break;
+        if (job == NULL && pages) {
+            pthread_mutex_unlock(&s->lock);
+            pages = ckpt_snapshot_populate(&s->jobs[0].snapshot, &populated);
+            pthread_mutex_lock(&s->lock);
+            continue;
+        }
         if (job == NULL) {
             pthread_cond_wait(&s->changed, &s->lock);
             continue;
