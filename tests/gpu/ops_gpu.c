@@ -1,7 +1,8 @@
 /* The pointwise and row kernels on a card.
  *
- *   ops_gpu check     every operation against the engine's f64 twin, both types
- *   ops_gpu time      medians and the share of the copy bandwidth at T 8192, hidden 2304, 32 x 128
+ *   ops_gpu check            every operation against the engine's f64 twin, both types
+ *   ops_gpu small f32|bf16   the same on small arrays, for a sanitizer
+ *   ops_gpu time             medians and the share of the copy bandwidth at T 8192, hidden 2304, 32 x 128
  */
 #include "ops_more.h"
 
@@ -11,6 +12,16 @@
 static ckpt_err err;
 static ckpt_cuda cuda;
 
+static int report(ops_run *o)
+{
+    printf("%s: worst relative RMS, f32 arrays %.2e, bf16 arrays %.2e; %s\n",
+           o->c.type == CKPT_CUDA_F32 ? "f32 " : "bf16", o->worst[0], o->worst[1],
+           o->said[0] ? o->said : "all within their limits, optimizer and choice bit-equal");
+    fflush(stdout);
+    const bool bad = o->said[0];
+    ops_close(o);
+    return bad;
+}
 static int check_type(ckpt_cuda_type type)
 {
     const ckpt_cuda_route grouped = {256, 8, 8, 4, 2, false, true, 2.5F};
@@ -46,17 +57,49 @@ static int check_type(ckpt_cuda_type type)
     ops_xent(&o, 65, 32768, false);
     for (int i = 0; i < 2; i++) {
         ops_rope(&o, 1025, 7, 64, i);
+        ops_rope_table(&o, cu, 8, 64, i);
         ops_route(&o, i ? &grouped : &plain, 2049, i, 0.1, 0.1, !i);
     }
     ops_rows(&o, 1025, 2304, 8);
     ops_optim(&o, 3000001);
-    printf("%s: worst relative RMS, f32 arrays %.2e, bf16 arrays %.2e; %s\n",
-           type == CKPT_CUDA_F32 ? "f32 " : "bf16", o.worst[0], o.worst[1],
-           o.said[0] ? o.said : "all within their limits, optimizer and choice bit-equal");
-    fflush(stdout);
-    const bool bad = o.said[0];
-    ops_close(&o);
-    return bad;
+    return report(&o);
+}
+/* Every kernel once or twice, of few blocks: a sanitizer is up to a thousand times slower. */
+static int check_small(ckpt_cuda_type type)
+{
+    const ckpt_cuda_route grouped = {16, 4, 4, 2, 2, false, true, 2.5F};
+    const ckpt_cuda_route plain = {8, 2, 0, 0, 0, true, true, 1};
+    const int64_t cu[] = {0, 1, 1, 36, 70};
+    static const int64_t sizes[][2] = {
+        {9,  128 },
+        {17, 127 },
+        {3,  2304},
+        {2,  4097}
+    };
+    ops_run o;
+    ops_open(&o, type, 0);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int mode = 0; mode < OPS_NORMS; mode++)
+            ops_norm(&o, sizes[i][0], sizes[i][1], mode);
+    ops_conv(&o, cu, 4, 40, 4, true);
+    ops_conv(&o, cu, 4, 33, 3, false);
+    for (int b = 0; b < 2; b++) {
+        ops_gate(&o, 33, 2, 128, b ? -5 : 0);
+        ops_gate(&o, 17, 3, 1, b ? -5 : 0);
+    }
+    ops_beta_relu(&o, 1003, 2);
+    ops_swiglu(&o, 5, 130, 132, 131, 1.5);
+    ops_embed(&o, 70, 30, 5, 20, 72);
+    ops_xent(&o, 5, 1001, true);
+    ops_xent(&o, 5, 1024, false);
+    for (int i = 0; i < 2; i++) {
+        ops_rope(&o, 33, 3, 64, i);
+        ops_rope_table(&o, cu, 4, 64, i);
+        ops_route(&o, i ? &grouped : &plain, 65, i, 0.1, 0.1, !i);
+    }
+    ops_rows(&o, 33, 72, 4);
+    ops_optim(&o, 20001);
+    return report(&o);
 }
 
 /* ---- times ------------------------------------------------------------------------------------ */
@@ -231,8 +274,12 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "check") == 0)
         return check_type(CKPT_CUDA_F32) + check_type(CKPT_CUDA_BF16) > 0;
+    if (argc == 3 && strcmp(argv[1], "small") == 0 && strcmp(argv[2], "f32") == 0)
+        return check_small(CKPT_CUDA_F32);
+    if (argc == 3 && strcmp(argv[1], "small") == 0 && strcmp(argv[2], "bf16") == 0)
+        return check_small(CKPT_CUDA_BF16);
     if (argc == 2 && strcmp(argv[1], "time") == 0)
         return time_all();
-    fprintf(stderr, "usage: ops_gpu check | time\n");
+    fprintf(stderr, "usage: ops_gpu check | small f32|bf16 | time\n");
     return 2;
 }
