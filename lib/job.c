@@ -9,6 +9,7 @@
 
 #define PIECE_MIN ((uint64_t)64 << 10)
 #define SCRATCH_MAX ((uint64_t)1 << 20)
+#define SLOT_FAIR ((uint64_t)2 << 20)
 
 static int default_threads(void)
 {
@@ -17,25 +18,56 @@ static int default_threads(void)
     return (int)(n < 4 ? 4 : n > 16 ? 16 : n);
 }
 
+typedef struct sizes {
+    int n;                         /* workers */
+    uint64_t piece, scratch, slot; /* bytes */
+    size_t keep;
+} sizes;
+
+static uint64_t total(const sizes *s)
+{
+    return (uint64_t)s->n * (s->piece + s->scratch + s->slot) + s->keep * s->slot;
+}
+
+/* One step towards less memory; false: there is none. Large slots first, then what is kept beside the
+ * workers', then workers, then everything. */
+static bool shrink(sizes *s)
+{
+    if (s->slot > SLOT_FAIR) {
+        s->slot /= 2;
+    } else if (s->slot > 0 && s->keep > (size_t)s->n) {
+        s->keep /= 2;
+    } else if (s->n > 2) {
+        s->n = (s->n + 1) / 2;
+    } else if (s->piece > PIECE_MIN || s->slot > PIECE_MIN) {
+        s->piece = ckpt_max_u64(s->piece / 2, PIECE_MIN);
+        s->slot = s->slot > 0 ? ckpt_max_u64(s->slot / 2, PIECE_MIN) : 0;
+        s->scratch = ckpt_max_u64(s->piece / 4, PIECE_MIN);
+    } else if (s->slot > 0 && s->keep > 0) {
+        s->keep = 0;
+    } else {
+        return false;
+    }
+    return true;
+}
+
 ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     uint64_t memory = opts != NULL && opts->memory > 0 ? opts->memory : (uint64_t)1 << 30;
     int n = opts != NULL && opts->threads > 0 ? opts->threads : default_threads();
-    uint64_t piece = j->piece > 0 ? j->piece : CKPT_PIECE_MAX, scratch = SCRATCH_MAX;
-    while ((uint64_t)n * (piece + scratch) > memory && (n > 2 || piece > PIECE_MIN)) {
-        if (n > 2) {
-            n = (n + 1) / 2;
-        } else {
-            piece /= 2;
-            scratch = piece / 4 < PIECE_MIN ? PIECE_MIN : piece / 4;
-        }
-    }
+    sizes s = {n, j->piece > 0 ? j->piece : CKPT_PIECE_MAX, SCRATCH_MAX, j->slot, j->keep};
+    while (total(&s) > memory && shrink(&s))
+        ;
+    n = s.n;
+    uint64_t piece = s.piece, scratch = s.scratch;
     j->piece = piece;
+    j->slot = s.slot;
+    j->keep = s.keep;
     j->n_workers = n;
     j->progress = opts != NULL ? opts->progress : NULL;
     j->err = err;
-    j->arena_bytes = (uint64_t)n * (piece + scratch);
+    j->arena_bytes = total(&s);
     void *arena =
         mmap(NULL, j->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     j->workers = calloc((size_t)n, sizeof *j->workers);
@@ -48,6 +80,7 @@ ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *e
     }
     (void)madvise(arena, j->arena_bytes, MADV_HUGEPAGE);
     j->arena = arena;
+    j->slots = j->arena + (uint64_t)n * (piece + scratch);
     pthread_mutex_init(&j->lock, NULL);
     for (int i = 0; i < n; i++) {
         ckpt_worker *w = &j->workers[i];
@@ -151,42 +184,57 @@ uint64_t ckpt_leaf_group_bytes(const ckpt_leaf_list *list, size_t group)
     return sum;
 }
 
-/* Slice by slice: gather the next bytes of every leaf, then advance all hashes together. */
-/* `count` leaves side by side, `slice` bytes of each at a time. */
+ckpt_status ckpt_leaf_bytes(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, uint64_t done,
+                            size_t n, uint8_t *buf, const uint8_t **at, ckpt_slot **pin,
+                            ckpt_err *err)
+{
+    uint64_t lo = leaf->index * CKPT_LEAF_BYTES + done;
+    *pin = NULL;
+    *at = leaf->written != NULL ? ckpt_written_pin(leaf->written, leaf->gather, lo, n, pin) : NULL;
+    if (*at != NULL)
+        return CKPT_OK;
+    *at = buf;
+    if (leaf->written != NULL)
+        src = &leaf->written->src;
+    return ckpt_gather_run(src, leaf->gather, lo, n, buf, &w->scratch, err);
+}
+
+/* `count` leaves side by side, `slice` bytes of each at a time: get the next bytes of every leaf, then
+ * advance all hashes together. */
 static ckpt_status hash_some(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, int count,
                              uint64_t slice, ckpt_err *err)
 {
-    uint64_t done = 0;
-    ckpt_sha256_stream streams[CKPT_LEAF_GROUP], *s[CKPT_LEAF_GROUP];
-    const void *p[CKPT_LEAF_GROUP];
-    size_t n[CKPT_LEAF_GROUP];
+    ckpt_sha256_stream state[CKPT_LEAF_GROUP], *s[CKPT_LEAF_GROUP];
+    ckpt_status status = CKPT_OK;
+    bool more = true;
     for (int i = 0; i < count; i++) {
-        s[i] = &streams[i];
+        s[i] = &state[i];
         ckpt_sha256_stream_init(s[i]);
-        p[i] = ""; /* RFC 6962: a leaf's hash starts with a zero byte */
-        n[i] = 1;
+        ckpt_sha256_stream_update2(s[i], "", 1, NULL, NULL, 0); /* RFC 6962: a leaf starts with 0 */
     }
-    ckpt_sha256_stream_update_many(s, p, n, count);
-    for (bool more = true; more; done += slice) {
+    for (uint64_t done = 0; more && status == CKPT_OK; done += slice) {
+        const void *p[CKPT_LEAF_GROUP];
+        ckpt_slot *pin[CKPT_LEAF_GROUP] = {NULL};
+        size_t n[CKPT_LEAF_GROUP] = {0};
         more = false;
-        for (int i = 0; i < count; i++) {
-            uint8_t *at = w->buf + (uint64_t)i * slice;
+        for (int i = 0; i < count && status == CKPT_OK; i++) {
+            const uint8_t *at = w->buf + (uint64_t)i * slice;
             n[i] = done < leaf[i].bytes ? (size_t)ckpt_min_u64(slice, leaf[i].bytes - done) : 0;
+            if (n[i] > 0)
+                status = ckpt_leaf_bytes(w, src, &leaf[i], done, n[i], w->buf + (uint64_t)i * slice,
+                                         &at, &pin[i], err);
             p[i] = at;
-            if (n[i] == 0)
-                continue;
-            more = true;
-            ckpt_status status =
-                ckpt_gather_run(src, leaf[i].gather, leaf[i].index * CKPT_LEAF_BYTES + done, n[i],
-                                at, &w->scratch, err);
-            if (status != CKPT_OK)
-                return status;
+            more = more || n[i] > 0;
         }
-        ckpt_sha256_stream_update_many(s, p, n, count);
+        if (more && status == CKPT_OK)
+            ckpt_sha256_stream_update_many(s, p, n, count);
+        for (int i = 0; i < count; i++)
+            if (pin[i] != NULL)
+                ckpt_window_unpin(&leaf[i].written->window, pin[i]);
     }
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count && status == CKPT_OK; i++)
         ckpt_sha256_stream_final(s[i], leaf[i].out);
-    return CKPT_OK;
+    return status;
 }
 
 /* A source that decodes chunks keeps a few: leaves one after the other meet each chunk once, sixteen
@@ -194,10 +242,13 @@ static ckpt_status hash_some(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *
 ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, int count,
                              ckpt_err *err)
 {
-    int lanes = src->n_virtual > 0 ? 1 : CKPT_LEAF_GROUP;
+    bool decodes = false;
+    w->now = leaf->gather->name;
+    for (int i = 0; i < count; i++)
+        decodes = decodes || (leaf[i].written == NULL && src->n_virtual > 0);
+    int lanes = decodes ? 1 : CKPT_LEAF_GROUP;
     uint64_t piece = w->job->piece, slice = ckpt_min_u64(piece / CKPT_LEAF_GROUP, SLICE_MAX);
     slice = lanes == 1 ? ckpt_min_u64(piece, CKPT_LEAF_BYTES) : slice;
-    w->now = leaf->gather->name;
     for (int i = 0; i < count; i += lanes) {
         ckpt_status status =
             hash_some(w, src, leaf + i, count - i < lanes ? count - i : lanes, slice, err);
@@ -215,6 +266,59 @@ ckpt_status ckpt_hash_leaf_group(ckpt_worker *w, ckpt_source *src, const ckpt_le
     size_t first = group * CKPT_LEAF_GROUP;
     return ckpt_hash_leaves(w, src, list->leaves + first, (int)(group_end(list, group) - first),
                             err);
+}
+
+typedef struct all_leaves {
+    ckpt_source *src;
+    const ckpt_leaf_list *list;
+} all_leaves;
+
+static ckpt_status hash_item(ckpt_worker *w, size_t item, ckpt_err *err)
+{
+    const all_leaves *a = w->job->self;
+    return ckpt_hash_leaf_group(w, a->src, a->list, item, err);
+}
+
+ckpt_status ckpt_hash_all(ckpt_source *src, const ckpt_leaf_list *list,
+                          const ckpt_stream_opts *opts, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    all_leaves a = {src, list};
+    ckpt_job j = {.run = hash_item, .self = &a, .n_items = ckpt_leaf_groups(list)};
+    if (list->n == 0)
+        return CKPT_OK;
+    for (size_t i = 0; i < list->n; i++)
+        j.total_bytes += list->leaves[i].bytes;
+    CKPT_CHECK(ckpt_job_open(&j, opts, err));
+    CKPT_CHECK(ckpt_job_run(&j));
+done:
+    ckpt_job_close(&j);
+    return status;
+}
+
+ckpt_status ckpt_leaves_by_due(ckpt_leaf_list *list, uint32_t n_items, ckpt_err *err)
+{
+    size_t *at = calloc((size_t)n_items + 1, sizeof *at);
+    ckpt_leaf *sorted = malloc((list->n + 1) * sizeof *sorted);
+    ckpt_status status = CKPT_OK;
+    if (at == NULL || sorted == NULL) {
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for leaf hashes");
+        goto done;
+    }
+    for (size_t i = 0; i < list->n; i++)
+        at[list->leaves[i].due + 1]++;
+    for (uint32_t k = 0; k < n_items; k++)
+        at[k + 1] += at[k];
+    for (size_t i = 0; i < list->n; i++)
+        sorted[at[list->leaves[i].due]++] = list->leaves[i];
+    free(list->leaves);
+    list->leaves = sorted;
+    list->cap = list->n + 1;
+    sorted = NULL;
+done:
+    free(at);
+    free(sorted);
+    return status;
 }
 
 ckpt_status ckpt_leaves_divide(ckpt_leaf_list *list, const ckpt_share *share, ckpt_leaf_shares *out,
@@ -276,8 +380,8 @@ static uint64_t written_bytes(const ckpt_gather *g)
     return g->bytes / from * to;
 }
 
-ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_arena *arena,
-                            ckpt_tensor_hash *out, ckpt_err *err)
+ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_written *written,
+                            ckpt_arena *arena, ckpt_tensor_hash *out, ckpt_err *err)
 {
     uint64_t bytes = written_bytes(g), n = ckpt_leaf_count(bytes);
     out->n_leaves = n;
@@ -292,7 +396,9 @@ ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_are
             return status;
         list->leaves[list->n++] = (ckpt_leaf){
             .gather = g,
+            .written = written,
             .index = i,
+            .first = CKPT_NO_ITEM,
             .bytes = (uint32_t)ckpt_min_u64(CKPT_LEAF_BYTES, bytes - i * CKPT_LEAF_BYTES),
             .out = out->leaves + i * CKPT_SHA256_LEN};
     }

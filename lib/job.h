@@ -3,6 +3,7 @@
 #define CKPT_JOB_H
 
 #include "stream.h"
+#include "written.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -28,6 +29,11 @@ struct ckpt_job {
     void *self;
     size_t n_items;
     uint64_t piece; /* bytes; set before opening: the most that is wanted, 0 = CKPT_PIECE_MAX */
+    /* Buffers that are not one worker's (window.h): set before opening the bytes of one (at most
+     * wanted, 0: none) and how many are wanted beside one a worker. */
+    uint64_t slot;
+    size_t keep;
+    uint8_t *slots; /* n_workers + keep of them */
     int n_workers;
     ckpt_worker *workers;
     uint8_t *arena;
@@ -52,10 +58,13 @@ void ckpt_job_advance(ckpt_worker *w, uint64_t bytes); /* progress */
 /* One Merkle leaf of a tensor to be hashed. */
 typedef struct ckpt_leaf {
     const ckpt_gather *gather;
+    ckpt_written *written; /* what it is gathered from; NULL: the source */
     uint64_t index;
-    uint32_t bytes;
     uint8_t *out; /* its hash */
+    uint32_t bytes;
+    uint32_t first, due; /* items that fill what it is made of, and all between */
 } ckpt_leaf;
+#define CKPT_NO_ITEM UINT32_MAX /* `first` of a leaf whose bytes are there from the beginning */
 
 /* Growable list of leaves. A work item is a group of up to CKPT_LEAF_GROUP consecutive ones, of any
  * tensors, that are hashed side by side. */
@@ -66,16 +75,27 @@ typedef struct ckpt_leaf_list {
 } ckpt_leaf_list;
 
 /* Room for the tensor's leaf hashes in the arena, and its leaves appended to the list. */
-ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_arena *arena,
-                            ckpt_tensor_hash *out, ckpt_err *err) CKPT_MUST_USE;
+ckpt_status ckpt_add_leaves(ckpt_leaf_list *list, const ckpt_gather *g, ckpt_written *written,
+                            ckpt_arena *arena, ckpt_tensor_hash *out, ckpt_err *err) CKPT_MUST_USE;
 size_t ckpt_leaf_groups(const ckpt_leaf_list *list);
 uint64_t ckpt_leaf_group_bytes(const ckpt_leaf_list *list, size_t group);
-/* Gather and hash `count` of them, at most CKPT_LEAF_GROUP. */
+/* Gather and hash `count` of them, at most CKPT_LEAF_GROUP; src: of those that are not `written`, whose
+ * items must be filled. */
 ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, int count,
                              ckpt_err *err) CKPT_MUST_USE;
 /* The same for one group of a list. */
 ckpt_status ckpt_hash_leaf_group(ckpt_worker *w, ckpt_source *src, const ckpt_leaf_list *list,
                                  size_t group, ckpt_err *err) CKPT_MUST_USE;
+/* A job of its own for leaves whose bytes are all there. */
+ckpt_status ckpt_hash_all(ckpt_source *src, const ckpt_leaf_list *list,
+                          const ckpt_stream_opts *opts, ckpt_err *err) CKPT_MUST_USE;
+/* Up to n bytes of a leaf from `done` on, at most those of `room`: in place (then *pin is to be
+ * unpinned) or gathered into buf. */
+ckpt_status ckpt_leaf_bytes(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *leaf, uint64_t done,
+                            size_t n, uint8_t *buf, const uint8_t **at, ckpt_slot **pin,
+                            ckpt_err *err) CKPT_MUST_USE;
+/* Order by `due`, equal ones as they are; every due is below n_items. */
+ckpt_status ckpt_leaves_by_due(ckpt_leaf_list *list, uint32_t n_items, ckpt_err *err) CKPT_MUST_USE;
 
 /* All leaves of a job that several processes share, and whose each is. */
 typedef struct ckpt_leaf_shares {
@@ -91,11 +111,18 @@ ckpt_status ckpt_leaves_divide(ckpt_leaf_list *list, const ckpt_share *share, ck
 ckpt_status ckpt_leaves_collect(const ckpt_leaf_shares *shares, const ckpt_share *share,
                                 ckpt_err *err) CKPT_MUST_USE;
 void ckpt_leaf_shares_free(ckpt_leaf_shares *shares);
-/* Leaves of all results of a plan and, where a cast changes them, of their originals, in the order
- * in which the target is written. hashes and originals: n_results each. */
-ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_arena *arena,
-                              ckpt_tensor_hash *hashes, ckpt_tensor_hash *originals,
+/* Leaves of all results of a plan as they are written and, where a cast changes them, of their
+ * originals in the source, in the order in which the target is written; then those of twins. hashes and
+ * originals: n_results each; twins: 2 for each of written->twins. */
+ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_written *written, ckpt_leaf_list *leaves,
+                              ckpt_arena *arena, ckpt_tensor_hash *hashes,
+                              ckpt_tensor_hash *originals, ckpt_tensor_hash *twins,
                               ckpt_err *err) CKPT_MUST_USE;
+/* Originals are read when their results are: `due` of those that are not written. */
+void ckpt_pace_originals(ckpt_leaf_list *leaves);
+/* Twins that differ are read from a source that changed: CKPT_E_IO naming the tensor. */
+ckpt_status ckpt_compare_twins(const ckpt_written *written, const ckpt_tensor_hash *hashes,
+                               const ckpt_tensor_hash *twins, ckpt_err *err) CKPT_MUST_USE;
 /* Tensor digests and both roots of out, once the leaves are hashed. Overwrites originals. */
 ckpt_status ckpt_finish_results(const ckpt_plan *plan, ckpt_sha256 *sha,
                                 ckpt_tensor_hash *originals, ckpt_convert_result *out,

@@ -396,22 +396,26 @@ static ckpt_status build_results(ckpt_planner *p, ckpt_err *err)
     ckpt_status status = CKPT_OK;
     ckpt_plan *plan = p->plan;
     plan->results = ckpt_arena_array(&plan->arena, p->n_items, sizeof *plan->results);
-    if (plan->results == NULL)
+    plan->repeats = ckpt_arena_array(&plan->arena, p->n_items, sizeof *plan->repeats);
+    if (plan->results == NULL || plan->repeats == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < p->n_items; i++) {
         const ckpt_item *it = &p->items[i];
-        if (it->copy)
-            continue;
-        ckpt_result_tensor *r = &plan->results[plan->n_results++];
+        ckpt_result_tensor *r =
+            it->copy ? &plan->repeats[plan->n_repeats++] : &plan->results[plan->n_results++];
         *r = (ckpt_result_tensor){.name = it->canon.name,
                                   .stored = it->stored,
                                   .dtype = it->dtype,
                                   .rank = it->canon.rank,
                                   .dims = it->canon.dims,
                                   .out_tensor = it->out,
+                                  .map = it->map,
+                                  .shift = it->shift,
                                   .model_tensor = it->model_tensor,
                                   .replaces = it->replaces,
                                   .carried = it->row == NULL && it->canon.state == NULL};
+        if (it->copy)
+            continue;
         CKPT_CHECK(ckpt_gather_canon(p->model->src, &it->canon, &plan->arena, &r->gather, err));
         r->changed = it->dtype != it->canon.dtype || it->lossy_shift;
         if (r->changed)

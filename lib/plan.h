@@ -102,6 +102,8 @@ typedef struct ckpt_result_tensor {
     bool changed;         /* the values are not the source's: cast, rounded */
     ckpt_gather original; /* as in the source, if changed; else identical to gather */
     uint32_t out_tensor;  /* index in out.tensors of the tensor that holds it */
+    ckpt_map map;         /* its box in that tensor */
+    int shift;            /* stored minus canonical value there */
     int64_t model_tensor; /* index in the source model, -1 for a derived one */
     int replaces;         /* tensors of the source model that it stands for */
     bool carried; /* whole and under its own name: no row of the target's layout is for it */
@@ -115,6 +117,12 @@ typedef struct ckpt_plan {
     ckpt_gather **chunks;        /* [tensor][chunk] */
     ckpt_result_tensor *results; /* sorted by canonical name */
     size_t n_results;
+    ckpt_result_tensor
+        *repeats; /* written again elsewhere: name is that of the result they equal */
+    size_t n_repeats;
+    /* How the output lies in the source of its own gathers: NULL, `map` above says it; else the tensor
+     * of `out` that a file of model->src holds from its first byte to its last, -1: none. */
+    const int64_t *image;
     const char **lossy; /* one line each: what was approximated */
     size_t n_lossy;
     const char **dropped; /* one line each: what is left out and why */

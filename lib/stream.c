@@ -43,7 +43,7 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
         names[i] = model->tensors[i].name;
         status = ckpt_plan_canon(model, i, &scratch, &gathers[i], err);
         if (status == CKPT_OK)
-            status = ckpt_add_leaves(&d.list, &gathers[i], arena, &out[i], err);
+            status = ckpt_add_leaves(&d.list, &gathers[i], NULL, arena, &out[i], err);
     }
     if (status == CKPT_OK)
         status = ckpt_leaves_divide(&d.list, share, &shares, err);

@@ -1,23 +1,27 @@
 /* The executor. One list of work items, taken in order by all workers:
  *
- *   piece   the same range of every file of a lane (mostly one file): gather, then pass the lane's
- *           turnstile (CRC, literals, file digests, in file order), then write; with leaves, which
- *           are hashed beside the file: a second stream is nearly free on the SHA unit
- *   leaves  sixteen Merkle leaves of canonical tensors: gather from the source, hash side by side
+ *   piece   the same range of every file of a lane (mostly one file): gather into a slot of the window,
+ *           then pass the lane's turnstile (CRC, literals, file digests, in file order), then write;
+ *           with leaves, which are hashed beside the file: a second stream is nearly free on the SHA
+ *           unit
+ *   leaves  sixteen Merkle leaves of canonical tensors, hashed side by side
+ *
+ * Every source byte is read once. Leaves are hashed from the pieces in the window, where their bytes
+ * are going to be written or were just written from, and what has left the window is read back from
+ * the output: whatever becomes of the source meanwhile, digests are those of the output. Only a cast
+ * reads twice, for the digest of what was before.
  *
  * Files that a sink lets advance together share a lane if there are enough of them for their digests
- * to run in the wide kernel, which is worth half a second of a gigabyte's one. Pieces of up to
- * LANES_IN_FLIGHT lanes are interleaved so that their serial digests run in
- * parallel, and leaves are merged in by progress, so that both readings of a source region come
- * close together and the second is served by the page cache. A worker that waits at a turnstile
- * waits for an item that was handed out earlier, so the lowest item in flight never waits. */
+ * to run in the wide kernel, which is worth half a second of a gigabyte's one. Pieces of several lanes
+ * are interleaved so that their serial digests run in parallel (stream_order.c). A worker waits at a
+ * turnstile, and for the pieces of its leaves, only for items that were handed out earlier, so the
+ * lowest item in flight never waits. */
 #define _GNU_SOURCE /* O_DIRECT */
 #include "checked.h"
 #include "crc.h"
 #include "gather.h"
 #include "hole.h"
-#include "job.h"
-#include "journal.h"
+#include "stream_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,85 +31,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LANES_IN_FLIGHT 8
-#define WAVE_MAX ((uint64_t)16 << 20)     /* bytes of a piece of a lane of several files */
-#define WAVE_FILE_MIN ((uint64_t)1 << 20) /* smaller files have a lane of their own */
-#define DIRECT_MIN ((uint64_t)64 << 20)   /* files from this size on are written with O_DIRECT */
-#define PAGE 4096
+#define WAVE_MAX ((uint64_t)8 << 20)    /* bytes of a piece of a lane of several files */
+#define DIRECT_MIN ((uint64_t)64 << 20) /* files from this size on are written with O_DIRECT */
+#define WAVE_KEEP 4 /* slots beside the workers': a leaf of neighbouring files lies in few waves */
+#define PIECE_KEEP 16      /* two pieces of every lane in flight */
 #define OPEN_MAX_FILES 256 /* more are closed after they are created, until their turn */
 
 /* ---- converting -------------------------------------------------------------------------------- */
 
-/* State of one output file. */
-typedef struct out_file {
-    const char *path;
-    int fd, direct_fd;
-    atomic_ullong written;
-    ckpt_sha256_stream whole, rest;
-    uint32_t crc; /* of the payload segment in progress or just ended */
-} out_file;
-
-/* Neighbouring files that are written in step. */
-typedef struct lane {
-    uint32_t first, n; /* files */
-    uint64_t step;     /* bytes of each file that one piece covers */
-    uint64_t size;     /* of the longest file that this run writes */
-    uint64_t passed;   /* bytes of each that went through the turnstile */
-    pthread_mutex_t lock;
-    pthread_cond_t turn;
-} lane;
-
-#define NO_LANE UINT32_MAX
-typedef struct item {
-    uint64_t offset; /* of the piece in the files */
-    uint32_t lane;   /* NO_LANE: leaves alone */
-    uint32_t n_leaves;
-    size_t first_leaf;
-} item;
-
-typedef struct convert_job {
-    ckpt_plan *plan;
-    ckpt_arena *arena;
-    const char *dir;
-    ckpt_journal *journal; /* files that are done already, and where to enter others; or NULL */
-    out_file *files;
-    lane *lanes;
-    size_t n_lanes;
-    ckpt_leaf_list leaves;
-    item *items;
-    size_t n_items;
-    pthread_mutex_t open_lock;
-    bool sparse; /* the source has holes: what is zero becomes one */
-    const ckpt_share *share;
-    int *owner;     /* rank that writes each file; NULL: this process, all */
-    bool beside;    /* a worker's buffer holds a piece and as many bytes of leaves */
-    uint64_t piece; /* bytes of a piece, at most */
-} convert_job;
-
 static void wake_all(ckpt_job *j)
 {
-    convert_job *c = j->self;
+    ckpt_stream_job *c = j->self;
     for (size_t i = 0; i < c->n_lanes; i++) {
         pthread_mutex_lock(&c->lanes[i].lock);
         pthread_cond_broadcast(&c->lanes[i].turn);
         pthread_mutex_unlock(&c->lanes[i].lock);
     }
+    ckpt_window_wake(&c->written.window);
 }
 
-static bool is_done(const convert_job *c, size_t f)
+static bool is_done(const ckpt_stream_job *c, size_t f)
 {
     return c->journal != NULL && c->journal->files[f].done;
 }
 
-static bool is_mine(const convert_job *c, size_t f)
+static bool is_mine(const ckpt_stream_job *c, size_t f)
 {
     return c->owner == NULL || c->owner[f] == c->share->rank;
-}
-
-/* Bytes of a file that this run writes. */
-static uint64_t size_to_do(const convert_job *c, size_t f)
-{
-    return is_done(c, f) || !is_mine(c, f) ? 0 : c->plan->sink.files[f].size;
 }
 
 /* First segment that ends after `offset`. */
@@ -122,8 +74,8 @@ static size_t seg_at(const ckpt_out_file *file, uint64_t offset)
     return lo;
 }
 
-static ckpt_status fill_object(const convert_job *c, const ckpt_seg *seg, uint64_t skip, size_t n,
-                               uint8_t *out, ckpt_err *err)
+static ckpt_status fill_object(const ckpt_stream_job *c, const ckpt_seg *seg, uint64_t skip,
+                               size_t n, uint8_t *out, ckpt_err *err)
 {
     const ckpt_out_object *o = &c->plan->out.objects[seg->a];
     if (o->data != NULL) {
@@ -138,7 +90,7 @@ static ckpt_status fill_object(const convert_job *c, const ckpt_seg *seg, uint64
 }
 
 /* Payload parts of the piece; literals come later, in file order. */
-static ckpt_status fill_payload(ckpt_worker *w, const convert_job *c, uint32_t f, uint8_t *buf,
+static ckpt_status fill_payload(ckpt_worker *w, const ckpt_stream_job *c, uint32_t f, uint8_t *buf,
                                 uint64_t lo, uint64_t hi, ckpt_err *err)
 {
     const ckpt_out_file *file = &c->plan->sink.files[f];
@@ -181,8 +133,9 @@ static ckpt_status feed_hole(void *self, uint64_t offset, uint64_t len, ckpt_err
     return CKPT_OK;
 }
 
-static ckpt_status rest_of_chunk(const convert_job *c, out_file *of, const ckpt_seg *seg,
-                                 uint64_t skip, const uint8_t *data, uint64_t n, ckpt_err *err)
+static ckpt_status rest_of_chunk(const ckpt_stream_job *c, ckpt_stream_file *of,
+                                 const ckpt_seg *seg, uint64_t skip, const uint8_t *data,
+                                 uint64_t n, ckpt_err *err)
 {
     const ckpt_gather *g = &c->plan->chunks[seg->a][seg->b];
     if (g->pad == 0)
@@ -194,8 +147,8 @@ static ckpt_status rest_of_chunk(const convert_job *c, out_file *of, const ckpt_
     return ckpt_gather_holes(g, first * from, (last - first) * from, feed_hole, &h, err);
 }
 
-static ckpt_status emit_literal(const convert_job *c, uint32_t f, const ckpt_seg *seg, uint64_t a,
-                                uint64_t b, uint32_t crc, uint8_t *out, ckpt_err *err)
+static ckpt_status emit_literal(const ckpt_stream_job *c, uint32_t f, const ckpt_seg *seg,
+                                uint64_t a, uint64_t b, uint32_t crc, uint8_t *out, ckpt_err *err)
 {
     const ckpt_sink *sink = &c->plan->sink;
     if (a == seg->offset && b == seg->offset + seg->len) {
@@ -215,11 +168,11 @@ static ckpt_status emit_literal(const convert_job *c, uint32_t f, const ckpt_seg
 }
 
 /* In file order: checksums, literals, the digest of what is no tensor. */
-static ckpt_status fill_literals(convert_job *c, uint32_t f, uint8_t *buf, uint64_t lo, uint64_t hi,
-                                 ckpt_err *err)
+static ckpt_status fill_literals(ckpt_stream_job *c, uint32_t f, uint8_t *buf, uint64_t lo,
+                                 uint64_t hi, ckpt_err *err)
 {
     const ckpt_out_file *file = &c->plan->sink.files[f];
-    out_file *of = &c->files[f];
+    ckpt_stream_file *of = &c->files[f];
     ckpt_status status = CKPT_OK;
     for (size_t s = seg_at(file, lo);
          status == CKPT_OK && s < file->n_segs && file->segs[s].offset < hi; s++) {
@@ -243,7 +196,7 @@ static ckpt_status fill_literals(convert_job *c, uint32_t f, uint8_t *buf, uint6
     return status;
 }
 
-static ckpt_journal_entry file_digests(const out_file *of)
+static ckpt_journal_entry file_digests(const ckpt_stream_file *of)
 {
     ckpt_journal_entry e = {.done = true};
     ckpt_sha256_stream whole = of->whole, rest = of->rest;
@@ -253,9 +206,9 @@ static ckpt_journal_entry file_digests(const out_file *of)
 }
 
 /* All bytes of a file are written. */
-static ckpt_status finish_file(convert_job *c, uint32_t f, ckpt_err *err)
+static ckpt_status finish_file(ckpt_stream_job *c, uint32_t f, ckpt_err *err)
 {
-    out_file *of = &c->files[f];
+    ckpt_stream_file *of = &c->files[f];
     ckpt_status status = CKPT_OK;
     if (ckpt_sync_fd(of->fd) != 0)
         status = ckpt_fail_errno(err, errno, "%s: fsync", of->path);
@@ -278,9 +231,9 @@ static int open_direct(const char *path, uint64_t size, bool sparse)
 }
 
 /* A file that was closed after it had been created is opened by its first piece. */
-static ckpt_status ensure_open(convert_job *c, uint32_t f, ckpt_err *err)
+static ckpt_status ensure_open(ckpt_stream_job *c, uint32_t f, ckpt_err *err)
 {
-    out_file *of = &c->files[f];
+    ckpt_stream_file *of = &c->files[f];
     ckpt_status status = CKPT_OK;
     if (c->plan->sink.n_files <= OPEN_MAX_FILES)
         return CKPT_OK;
@@ -296,12 +249,12 @@ static ckpt_status ensure_open(convert_job *c, uint32_t f, ckpt_err *err)
 }
 
 /* Buffered, without pages that are zero. */
-static ckpt_status write_around_holes(const out_file *of, const uint8_t *buf, uint64_t lo,
+static ckpt_status write_around_holes(const ckpt_stream_file *of, const uint8_t *buf, uint64_t lo,
                                       uint64_t hi, ckpt_err *err)
 {
     uint64_t from = lo; /* [from, at) is to be written */
     for (uint64_t at = lo, end; at <= hi; at = end) {
-        end = at < hi ? ckpt_min_u64((at / PAGE + 1) * PAGE, hi) : hi + 1;
+        end = at < hi ? ckpt_min_u64((at / CKPT_PAGE + 1) * CKPT_PAGE, hi) : hi + 1;
         bool hole = at == hi || ckpt_all_zero(buf + (at - lo), (size_t)(end - at));
         if (!hole)
             continue;
@@ -315,12 +268,12 @@ static ckpt_status write_around_holes(const out_file *of, const uint8_t *buf, ui
     return CKPT_OK;
 }
 
-static ckpt_status write_piece(convert_job *c, uint32_t f, const uint8_t *buf, uint64_t lo,
+static ckpt_status write_piece(ckpt_stream_job *c, uint32_t f, const uint8_t *buf, uint64_t lo,
                                uint64_t hi, ckpt_err *err)
 {
-    out_file *of = &c->files[f];
+    ckpt_stream_file *of = &c->files[f];
     ckpt_status status = ensure_open(c, f, err);
-    uint64_t n = hi - lo, direct = of->direct_fd >= 0 ? n / PAGE * PAGE : 0;
+    uint64_t n = hi - lo, direct = of->direct_fd >= 0 ? n / CKPT_PAGE * CKPT_PAGE : 0;
     if (status != CKPT_OK)
         return status;
     if (direct > 0 && pwrite(of->direct_fd, buf, direct, (off_t)lo) != (ssize_t)direct)
@@ -336,33 +289,34 @@ done:
     return status;
 }
 
-/* What an item holds of one file; step apart in the worker's buffer. */
+/* What an item holds of one file; step apart in its slot. */
 typedef struct part {
     uint32_t file;
     uint64_t lo, hi;
     uint8_t *buf;
 } part;
 
-static int list_parts(const ckpt_worker *w, const convert_job *c, const item *it,
+static int list_parts(const ckpt_stream_job *c, const ckpt_item_of_work *it, uint8_t *buf,
                       part parts[CKPT_SHA256_LANES])
 {
-    const lane *l = &c->lanes[it->lane];
+    const ckpt_lane *l = &c->lanes[it->lane];
     int n = 0;
     for (uint32_t f = l->first; f < l->first + l->n; f++) {
-        uint64_t size = size_to_do(c, f);
+        uint64_t size = ckpt_stream_size(c, f);
         if (it->offset >= size)
             continue;
         parts[n] = (part){.file = f,
                           .lo = it->offset,
                           .hi = ckpt_min_u64(it->offset + l->step, size),
-                          .buf = w->buf + (uint64_t)n * l->step};
+                          .buf = buf + (f - l->first) * l->step};
         n++;
     }
     return n;
 }
 
-/* The next piece of one file and, beside it, leaves that lie one after the other in `data`. */
-static void hash_beside(const convert_job *c, const part *p, const item *it, const uint8_t *data)
+/* The next piece of one file and, beside it, leaves. */
+static ckpt_status hash_beside(ckpt_worker *w, ckpt_stream_job *c, const part *p,
+                               const ckpt_item_of_work *it, ckpt_err *err)
 {
     ckpt_sha256_stream *whole = &c->files[p->file].whole;
     const uint8_t *at = p->buf, *end = p->buf + (p->hi - p->lo);
@@ -371,18 +325,30 @@ static void hash_beside(const convert_job *c, const part *p, const item *it, con
         ckpt_sha256_stream s;
         ckpt_sha256_stream_init(&s);
         ckpt_sha256_stream_update2(&s, "", 1, NULL, NULL, 0); /* RFC 6962: a leaf starts with 0 */
-        size_t n = (size_t)ckpt_min_u64((uint64_t)(end - at), leaf->bytes);
-        ckpt_sha256_stream_update2(&s, data, leaf->bytes, whole, at, n);
+        for (uint64_t done = 0; done < leaf->bytes;) {
+            size_t n = (size_t)ckpt_min_u64(leaf->bytes - done, w->job->piece);
+            size_t beside = ckpt_min_u64((uint64_t)(end - at), n);
+            const uint8_t *data;
+            ckpt_slot *pin;
+            ckpt_status status = ckpt_leaf_bytes(w, NULL, leaf, done, n, w->buf, &data, &pin, err);
+            if (status != CKPT_OK)
+                return status;
+            ckpt_sha256_stream_update2(&s, data, n, whole, at, beside);
+            if (pin != NULL)
+                ckpt_window_unpin(&c->written.window, pin);
+            done += n;
+            at += beside;
+        }
         ckpt_sha256_stream_final(&s, leaf->out);
-        data += leaf->bytes;
-        at += n;
+        ckpt_job_advance(w, leaf->bytes);
     }
     if (at < end)
         ckpt_sha256_stream_update2(whole, at, (size_t)(end - at), NULL, NULL, 0);
+    return CKPT_OK;
 }
 
-static ckpt_status pass_turnstile(ckpt_worker *w, convert_job *c, const item *it, const part *parts,
-                                  int n, ckpt_err *err)
+static ckpt_status pass_turnstile(ckpt_worker *w, ckpt_stream_job *c, const ckpt_item_of_work *it,
+                                  const part *parts, int n, ckpt_err *err)
 {
     ckpt_sha256_stream *streams[CKPT_SHA256_LANES];
     const void *data[CKPT_SHA256_LANES];
@@ -397,45 +363,57 @@ static ckpt_status pass_turnstile(ckpt_worker *w, convert_job *c, const item *it
         len[i] = (size_t)(p->hi - p->lo);
     }
     if (n == 1 && it->n_leaves > 0)
-        hash_beside(c, parts, it, w->buf + c->piece);
-    else
-        ckpt_sha256_stream_update_many(streams, data, len, n);
+        return hash_beside(w, c, parts, it, err);
+    ckpt_sha256_stream_update_many(streams, data, len, n);
     return CKPT_OK;
 }
 
-/* The bytes of a piece's leaves, behind the piece. */
-static ckpt_status fill_leaves(ckpt_worker *w, const convert_job *c, const item *it, ckpt_err *err)
+/* The pieces that these leaves are made of are in the window, or were. */
+static bool wait_for_leaves(ckpt_stream_job *c, const ckpt_item_of_work *it)
 {
-    uint8_t *out = w->buf + c->piece;
+    uint32_t due = 0;
+    bool any = false;
     for (uint32_t i = 0; i < it->n_leaves; i++) {
         const ckpt_leaf *leaf = &c->leaves.leaves[it->first_leaf + i];
-        ckpt_status status =
-            ckpt_gather_run(c->plan->model->src, leaf->gather, leaf->index * CKPT_LEAF_BYTES,
-                            leaf->bytes, out, &w->scratch, err);
-        if (status != CKPT_OK)
-            return status;
-        out += leaf->bytes;
-        ckpt_job_advance(w, leaf->bytes);
+        any = any || leaf->first != CKPT_NO_ITEM;
+        due = leaf->first != CKPT_NO_ITEM && leaf->due > due ? leaf->due : due;
     }
-    return CKPT_OK;
+    return !any || ckpt_window_wait(&c->written.window, due);
 }
 
-static ckpt_status do_piece(ckpt_worker *w, convert_job *c, const item *it, ckpt_err *err)
+static bool wait_turn(ckpt_worker *w, ckpt_lane *l, uint64_t offset)
+{
+    pthread_mutex_lock(&l->lock);
+    while (l->passed != offset && !atomic_load(&w->job->stop))
+        pthread_cond_wait(&l->turn, &l->lock);
+    bool mine = l->passed == offset;
+    pthread_mutex_unlock(&l->lock);
+    return mine;
+}
+
+/* A run that was stopped ends without an error here: somebody else reports the reason. */
+static ckpt_status do_piece(ckpt_worker *w, ckpt_stream_job *c, const ckpt_item_of_work *it,
+                            ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    lane *l = &c->lanes[it->lane];
+    ckpt_lane *l = &c->lanes[it->lane];
+    ckpt_window *window = &c->written.window;
     part parts[CKPT_SHA256_LANES];
-    int n = list_parts(w, c, it, parts);
+    const ckpt_slot want = {.seq = it->seq,
+                            .at = it->offset,
+                            .len = l->step,
+                            .step = l->step,
+                            .first = l->first,
+                            .n = l->n};
+    ckpt_slot *slot = ckpt_window_take(window, &want);
+    if (slot == NULL)
+        return CKPT_OK;
+    int n = list_parts(c, it, slot->data, parts);
     for (int i = 0; i < n; i++)
         CKPT_CHECK(fill_payload(w, c, parts[i].file, parts[i].buf, parts[i].lo, parts[i].hi, err));
-    CKPT_CHECK(fill_leaves(w, c, it, err));
-    pthread_mutex_lock(&l->lock);
-    while (l->passed != it->offset && !atomic_load(&w->job->stop))
-        pthread_cond_wait(&l->turn, &l->lock);
-    bool stopped = l->passed != it->offset;
-    pthread_mutex_unlock(&l->lock);
-    if (stopped)
-        return CKPT_OK; /* somebody else reports the reason */
+    ckpt_window_filled(window, slot);
+    if (!wait_for_leaves(c, it) || !wait_turn(w, l, it->offset))
+        return CKPT_OK;
     CKPT_CHECK(pass_turnstile(w, c, it, parts, n, err));
     pthread_mutex_lock(&l->lock);
     l->passed = it->offset + l->step;
@@ -446,35 +424,76 @@ static ckpt_status do_piece(ckpt_worker *w, convert_job *c, const item *it, ckpt
         CKPT_CHECK(write_piece(c, p->file, p->buf, p->lo, p->hi, err));
         ckpt_job_advance(w, p->hi - p->lo);
     }
+    ckpt_window_written(window, slot);
 done:
     return status;
 }
 
 static ckpt_status convert_item(ckpt_worker *w, size_t index, ckpt_err *err)
 {
-    convert_job *c = w->job->self;
-    const item *it = &c->items[index];
-    if (it->lane == NO_LANE)
-        return ckpt_hash_leaves(w, c->plan->model->src, c->leaves.leaves + it->first_leaf,
-                                (int)it->n_leaves, err);
-    return do_piece(w, c, it, err);
+    ckpt_stream_job *c = w->job->self;
+    const ckpt_item_of_work *it = &c->items[index];
+    if (it->lane != CKPT_NO_LANE)
+        return do_piece(w, c, it, err);
+    if (!wait_for_leaves(c, it))
+        return CKPT_OK;
+    return ckpt_hash_leaves(w, c->plan->model->src, c->leaves.leaves + it->first_leaf,
+                            (int)it->n_leaves, err);
 }
 
-static ckpt_status open_file(const convert_job *c, size_t f, ckpt_err *err)
+/* ---- files ------------------------------------------------------------------------------------- */
+
+static uint64_t step_of(const void *self, uint32_t f)
+{
+    const ckpt_stream_job *c = self;
+    return ckpt_stream_size(c, f) > 0 ? c->lanes[c->lane_of[f]].step : 0;
+}
+
+/* What was written is read back, by one that has left the window or by whom it was not for. */
+static ckpt_status read_back(void *self, uint32_t f, void *buf, size_t n, uint64_t offset,
+                             ckpt_err *err)
+{
+    ckpt_stream_job *c = self;
+    ckpt_stream_file *of = &c->files[f];
+    bool keep = c->plan->sink.n_files <= OPEN_MAX_FILES;
+    ckpt_status status = CKPT_OK;
+    int fd = -1;
+    pthread_mutex_lock(&c->open_lock);
+    if (of->read_fd >= 0)
+        fd = of->read_fd;
+    else if ((fd = open(of->path, O_RDONLY | O_CLOEXEC)) >= 0 && keep)
+        of->read_fd = fd;
+    pthread_mutex_unlock(&c->open_lock);
+    if (fd < 0)
+        return ckpt_fail_errno(err, errno, "%s", of->path);
+    CKPT_TRY(ckpt_pread_full(fd, buf, n, offset, err), "%s", of->path);
+done:
+    if (!keep)
+        close(fd);
+    return status;
+}
+
+/* Its path, and the directories that lead there. */
+static ckpt_status name_file(const ckpt_stream_job *c, size_t f, ckpt_err *err)
+{
+    const char *name = c->plan->sink.files[f].name;
+    char *path = c->plan->out.single_file ? ckpt_arena_strdup(c->arena, c->dir)
+                                          : ckpt_path_join(c->arena, c->dir, name);
+    if (path == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    c->files[f].path = path;
+    return CKPT_OK;
+}
+
+static ckpt_status open_file(const ckpt_stream_job *c, size_t f, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     const ckpt_out_file *file = &c->plan->sink.files[f];
-    out_file *of = &c->files[f];
-    ckpt_arena *arena = c->arena;
-    const char *dir = c->dir;
-    bool whole_dir = !c->plan->out.single_file, sparse = c->sparse;
-    of->fd = of->direct_fd = -1;
-    char *path = whole_dir ? ckpt_path_join(arena, dir, file->name) : ckpt_arena_strdup(arena, dir);
-    if (path == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    of->path = path;
+    ckpt_stream_file *of = &c->files[f];
+    bool sparse = c->sparse;
+    char *path = of->path;
     char *slash = strrchr(path, '/');
-    if (whole_dir && slash != NULL) {
+    if (!c->plan->out.single_file && slash != NULL) {
         *slash = '\0';
         CKPT_CHECK(ckpt_mkdirs(path, err));
         *slash = '/';
@@ -501,34 +520,36 @@ done:
     return status;
 }
 
-static ckpt_status open_files(convert_job *c, ckpt_err *err)
+static ckpt_status open_files(ckpt_stream_job *c, ckpt_err *err)
 {
     const ckpt_sink *sink = &c->plan->sink;
     c->files = calloc(sink->n_files + 1, sizeof *c->files);
     if (c->files == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t f = 0; f < sink->n_files; f++) {
-        c->files[f].fd = c->files[f].direct_fd = -1;
+        c->files[f].fd = c->files[f].direct_fd = c->files[f].read_fd = -1;
         ckpt_sha256_stream_init(&c->files[f].whole);
         ckpt_sha256_stream_init(&c->files[f].rest);
     }
     for (size_t f = 0; f < sink->n_files; f++) {
-        if (is_done(c, f) || !is_mine(c, f))
-            continue;
-        ckpt_status status = open_file(c, f, err);
+        ckpt_status status = name_file(c, f, err);
+        if (status == CKPT_OK && !is_done(c, f) && is_mine(c, f))
+            status = open_file(c, f, err);
         if (status != CKPT_OK)
             return status;
     }
     return CKPT_OK;
 }
 
-static void close_files(convert_job *c)
+static void close_files(ckpt_stream_job *c)
 {
     for (size_t f = 0; c->files != NULL && f < c->plan->sink.n_files; f++) {
         if (c->files[f].fd >= 0)
             close(c->files[f].fd);
         if (c->files[f].direct_fd >= 0)
             close(c->files[f].direct_fd);
+        if (c->files[f].read_fd >= 0)
+            close(c->files[f].read_fd);
     }
     free(c->files);
     for (size_t i = 0; i < c->n_lanes; i++) {
@@ -536,148 +557,15 @@ static void close_files(convert_job *c)
         pthread_cond_destroy(&c->lanes[i].turn);
     }
     free(c->lanes);
+    free(c->lane_of);
+    free(c->seqs);
     free(c->owner);
-}
-
-/* ---- ordering the items ------------------------------------------------------------------------ */
-
-/* How many files from f on share a lane. */
-static uint32_t lane_files(const convert_job *c, size_t f)
-{
-    const ckpt_sink *sink = &c->plan->sink;
-    uint32_t n = 0;
-    while (sink->together && n < CKPT_SHA256_LANES && f + n < sink->n_files &&
-           sink->files[f + n].is_data && sink->files[f + n].size >= WAVE_FILE_MIN &&
-           (c->owner == NULL || c->owner[f + n] == c->owner[f]))
-        n++;
-    return ckpt_sha256_stream_wide((int)n) ? n : 1;
-}
-
-static ckpt_status make_lanes(convert_job *c, bool *waves, ckpt_err *err)
-{
-    const ckpt_sink *sink = &c->plan->sink;
-    c->lanes = calloc(sink->n_files + 1, sizeof *c->lanes);
-    if (c->lanes == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    for (size_t f = 0; f < sink->n_files; f += c->lanes[c->n_lanes - 1].n) {
-        lane *l = &c->lanes[c->n_lanes++];
-        l->first = (uint32_t)f;
-        l->n = lane_files(c, f);
-        for (uint32_t i = 0; i < l->n; i++)
-            l->size = ckpt_max_u64(l->size, size_to_do(c, f + i));
-        *waves = *waves || l->n > 1;
-        pthread_mutex_init(&l->lock, NULL);
-        pthread_cond_init(&l->turn, NULL);
-    }
-    return CKPT_OK;
-}
-
-/* Steps of all lanes, and the most items there can be. */
-static ckpt_status count_items(convert_job *c, uint64_t piece, size_t *n, ckpt_err *err)
-{
-    *n = c->leaves.n;
-    for (size_t i = 0; i < c->n_lanes; i++) {
-        lane *l = &c->lanes[i];
-        l->step = l->n == 1 ? ckpt_min_u64(c->piece, CKPT_PIECE_MAX) : piece / l->n / PAGE * PAGE;
-        uint64_t pieces = (l->size + l->step - 1) / l->step;
-        if (pieces > UINT32_MAX)
-            return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is too large",
-                             c->plan->sink.files[l->first].name);
-        *n += (size_t)pieces;
-    }
-    return CKPT_OK;
-}
-
-/* Bytes of a lane's piece at `at`. */
-static double piece_bytes(const convert_job *c, const lane *l, uint64_t at)
-{
-    double sum = 0;
-    for (uint32_t f = l->first; f < l->first + l->n; f++) {
-        uint64_t size = size_to_do(c, f);
-        sum += size > at ? (double)ckpt_min_u64(l->step, size - at) : 0;
-    }
-    return sum;
-}
-
-/* Where the leaves stand while items are ordered. */
-typedef struct leaf_pace {
-    size_t next;
-    double done, total; /* bytes */
-} leaf_pace;
-
-/* Leaves that are due at a share of the pieces: beside the piece just listed, as many as there is
- * room for, else in groups of their own. */
-static void add_leaf_items(convert_job *c, leaf_pace *pace, double share, item *piece)
-{
-    const ckpt_leaf_list *list = &c->leaves;
-    if (piece != NULL && c->beside) {
-        uint64_t room = c->piece;
-        piece->first_leaf = pace->next;
-        while (pace->next < list->n && pace->done < pace->total * share &&
-               list->leaves[pace->next].bytes <= room && piece->n_leaves < UINT32_MAX) {
-            room -= list->leaves[pace->next].bytes;
-            pace->done += (double)list->leaves[pace->next++].bytes;
-            piece->n_leaves++;
-        }
-        return; /* what did not fit comes beside the next */
-    }
-    while (pace->next < list->n && pace->done < pace->total * share) {
-        size_t n = ckpt_min_u64(CKPT_LEAF_GROUP, list->n - pace->next);
-        c->items[c->n_items++] =
-            (item){.lane = NO_LANE, .first_leaf = pace->next, .n_leaves = (uint32_t)n};
-        for (size_t i = 0; i < n; i++)
-            pace->done += (double)list->leaves[pace->next++].bytes;
-    }
-}
-
-/* The lane of [begin, end) that is least far; NULL if all are through. */
-static lane *least_far(const convert_job *c, size_t begin, size_t end)
-{
-    lane *next = NULL;
-    for (size_t i = begin; i < end; i++) {
-        lane *l = &c->lanes[i];
-        if (l->passed < l->size && (next == NULL || l->passed < next->passed))
-            next = l;
-    }
-    return next;
-}
-
-/* Pieces in groups of lanes, the lane that is least far first; leaves wherever their share of
- * all leaf bytes has been reached by the pieces. */
-static ckpt_status order_items(convert_job *c, uint64_t piece, ckpt_err *err)
-{
-    size_t n;
-    leaf_pace pace = {.total = 1};
-    double piece_total = 1, piece_done = 0;
-    ckpt_status status = count_items(c, piece, &n, err);
-    if (status != CKPT_OK)
-        return status;
-    c->items = malloc((n + 1) * sizeof *c->items);
-    if (c->items == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu work items", n);
-    for (size_t f = 0; f < c->plan->sink.n_files; f++)
-        piece_total += (double)size_to_do(c, f);
-    for (size_t i = 0; i < c->leaves.n; i++)
-        pace.total += (double)c->leaves.leaves[i].bytes;
-    for (size_t group = 0; group < c->n_lanes; group += LANES_IN_FLIGHT) {
-        size_t end = ckpt_min_u64(group + LANES_IN_FLIGHT, c->n_lanes);
-        for (lane *l; (l = least_far(c, group, end)) != NULL; l->passed += l->step) {
-            item *it = &c->items[c->n_items++];
-            *it = (item){.offset = l->passed, .lane = (uint32_t)(l - c->lanes)};
-            piece_done += piece_bytes(c, l, l->passed);
-            add_leaf_items(c, &pace, piece_done / piece_total, l->n == 1 ? it : NULL);
-        }
-    }
-    add_leaf_items(c, &pace, 2, NULL); /* all the rest */
-    for (size_t i = 0; i < c->n_lanes; i++)
-        c->lanes[i].passed = 0; /* from here on it counts what was done */
-    return CKPT_OK;
 }
 
 /* ---- the job ------------------------------------------------------------------------------------ */
 
 /* Which rank writes which file. */
-static ckpt_status divide_files(convert_job *c, ckpt_err *err)
+static ckpt_status divide_files(ckpt_stream_job *c, ckpt_err *err)
 {
     const ckpt_sink *sink = &c->plan->sink;
     uint64_t total = 0, at = 0;
@@ -693,7 +581,7 @@ static ckpt_status divide_files(convert_job *c, ckpt_err *err)
     return CKPT_OK;
 }
 
-static ckpt_status collect_files(const convert_job *c, ckpt_convert_result *out, ckpt_err *err)
+static ckpt_status collect_files(const ckpt_stream_job *c, ckpt_convert_result *out, ckpt_err *err)
 {
     const ckpt_sink *sink = &c->plan->sink;
     for (size_t f = 0; f < sink->n_files; f++) {
@@ -707,24 +595,24 @@ static ckpt_status collect_files(const convert_job *c, ckpt_convert_result *out,
     return ckpt_share_table(c->share, out->files, sink->n_files, sizeof *out->files, c->owner, err);
 }
 
-/* Buffers: a piece and its leaves, unless files advance in waves or memory is short. */
-static ckpt_status open_buffers(convert_job *c, ckpt_job *j, bool waves,
+/* Buffers and the window. */
+static ckpt_status open_buffers(ckpt_stream_job *c, ckpt_job *j, bool waves,
                                 const ckpt_stream_opts *opts, ckpt_err *err)
 {
-    int beside = waves ? -1 : opts->beside;
-    if (beside == 0)
-        beside = ckpt_sha256_stream_pairs() ? 1 : -1;
-    j->piece = waves ? WAVE_MAX : beside > 0 ? 2 * CKPT_PIECE_MAX : CKPT_PIECE_MAX;
-    ckpt_status status = ckpt_job_open(j, opts, err);
-    c->piece = waves ? j->piece : ckpt_min_u64(j->piece, CKPT_PIECE_MAX);
-    c->beside = beside > 0 && j->piece >= c->piece + CKPT_LEAF_BYTES;
-    if (c->beside)
-        c->piece = ckpt_min_u64(c->piece, j->piece - c->piece);
-    return status;
+    bool cast =
+        false; /* originals come from the source, which is not to be read at the turnstile */
+    for (size_t i = 0; i < c->leaves.n; i++)
+        cast = cast || c->leaves.leaves[i].written == NULL;
+    c->beside =
+        !waves && !cast && (opts->beside > 0 || (opts->beside == 0 && ckpt_sha256_stream_pairs()));
+    j->piece = CKPT_LEAF_BYTES;
+    j->slot = waves ? WAVE_MAX : CKPT_PIECE_MAX;
+    j->keep = waves ? WAVE_KEEP : PIECE_KEEP;
+    return ckpt_job_open(j, opts, err);
 }
 
 /* This process's share of the work: its files and leaves. */
-static ckpt_status run_share(convert_job *c, ckpt_job *j, const ckpt_stream_opts *opts,
+static ckpt_status run_share(ckpt_stream_job *c, ckpt_job *j, const ckpt_stream_opts *opts,
                              ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -734,12 +622,14 @@ static ckpt_status run_share(convert_job *c, ckpt_job *j, const ckpt_stream_opts
         c->sparse = c->sparse || src->files[f].sparse;
     CKPT_CHECK(divide_files(c, err));
     CKPT_CHECK(open_files(c, err));
-    CKPT_CHECK(make_lanes(c, &waves, err));
+    CKPT_CHECK(ckpt_stream_lanes(c, &waves, err));
     CKPT_CHECK(open_buffers(c, j, waves, opts, err));
-    CKPT_CHECK(order_items(c, j->piece, err));
+    CKPT_CHECK(ckpt_stream_order(c, j->slot, err));
+    CKPT_CHECK(ckpt_window_open(&c->written.window, j->slots, (size_t)j->n_workers + j->keep,
+                                j->slot, c->n_pieces, &j->stop, err));
     j->n_items = c->n_items;
     for (size_t f = 0; f < c->plan->sink.n_files; f++)
-        j->total_bytes += size_to_do(c, f);
+        j->total_bytes += ckpt_stream_size(c, f);
     for (size_t i = 0; i < c->leaves.n; i++)
         j->total_bytes += c->leaves.leaves[i].bytes;
     CKPT_CHECK(ckpt_job_run(j));
@@ -747,14 +637,61 @@ done:
     return status;
 }
 
+/* Everything is written, by all processes: the digests that are left, and those that must agree. */
+static ckpt_status finish(ckpt_stream_job *c, const ckpt_stream_opts *opts,
+                          const ckpt_tensor_hash *twins, ckpt_convert_result *out, ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(collect_files(c, out, err));
+    status = ckpt_hash_all(c->plan->model->src, &c->late, opts, err);
+    CKPT_CHECK(ckpt_share_agree(c->share, status, err));
+    CKPT_CHECK(ckpt_leaves_collect(&c->shares, c->share, err));
+    CKPT_CHECK(ckpt_compare_twins(&c->written, out->tensors, twins, err));
+done:
+    return status;
+}
+
+static ckpt_status convert_files(ckpt_stream_job *c, const ckpt_stream_opts *opts,
+                                 ckpt_convert_result *out, ckpt_err *err)
+{
+    ckpt_status status;
+    ckpt_plan *plan = c->plan;
+    ckpt_job j = {.run = convert_item, .give_up = wake_all, .self = c};
+    ckpt_tensor_hash *originals = calloc(plan->n_results + 1, sizeof *originals), *twins = NULL;
+    out->tensors = ckpt_arena_array(c->arena, plan->n_results, sizeof *out->tensors);
+    out->files = ckpt_arena_array(c->arena, plan->sink.n_files, sizeof *out->files);
+    status = ckpt_written_open(&c->written, plan, err);
+    c->written.step = step_of;
+    c->written.fetch = read_back;
+    c->written.self = c;
+    if (status == CKPT_OK)
+        twins = calloc(2 * c->written.n_twins + 1, sizeof *twins);
+    if (status == CKPT_OK &&
+        (originals == NULL || out->tensors == NULL || out->files == NULL || twins == NULL))
+        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    if (status == CKPT_OK)
+        status = ckpt_list_results(plan, &c->written, &c->leaves, c->arena, out->tensors, originals,
+                                   twins, err);
+    if (status == CKPT_OK)
+        status = run_share(c, &j, opts, err);
+    CKPT_CHECK(ckpt_share_agree(c->share, status, err));
+    CKPT_CHECK(finish(c, opts, twins, out, err));
+    CKPT_CHECK(ckpt_finish_results(plan, &j.workers[0].sha, originals, out, err));
+    out->bytes = plan->total_bytes;
+    out->buffer_bytes = j.arena_bytes;
+done:
+    ckpt_job_close(&j);
+    free(originals);
+    free(twins);
+    return status;
+}
+
 ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_stream_opts *opts,
                                 ckpt_arena *arena, ckpt_convert_result *out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    convert_job c = {
+    ckpt_stream_job c = {
         .plan = plan, .arena = arena, .dir = dir, .journal = opts->journal, .share = opts->share};
-    ckpt_job j = {.run = convert_item, .give_up = wake_all, .self = &c};
-    ckpt_leaf_shares shares = {0};
     *out = (ckpt_convert_result){0};
     if (plan->sink.serial != NULL) { /* one file that is made in order: nothing to divide */
         if (ckpt_share_alone(c.share) || c.share->rank == 0)
@@ -762,30 +699,13 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
         return ckpt_share_agree(c.share, status, err);
     }
     pthread_mutex_init(&c.open_lock, NULL);
-    ckpt_tensor_hash *originals = calloc(plan->n_results + 1, sizeof *originals);
-    out->tensors = ckpt_arena_array(arena, plan->n_results, sizeof *out->tensors);
-    out->files = ckpt_arena_array(arena, plan->sink.n_files, sizeof *out->files);
-    if (originals == NULL || out->tensors == NULL || out->files == NULL)
-        status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    if (status == CKPT_OK)
-        status = ckpt_list_results(plan, &c.leaves, arena, out->tensors, originals, err);
-    if (status == CKPT_OK)
-        status = ckpt_leaves_divide(&c.leaves, c.share, &shares, err);
-    if (status == CKPT_OK)
-        status = run_share(&c, &j, opts, err);
-    CKPT_CHECK(ckpt_share_agree(c.share, status, err));
-    CKPT_CHECK(collect_files(&c, out, err));
-    CKPT_CHECK(ckpt_leaves_collect(&shares, c.share, err));
-    CKPT_CHECK(ckpt_finish_results(plan, &j.workers[0].sha, originals, out, err));
-    out->bytes = plan->total_bytes;
-    out->buffer_bytes = j.arena_bytes;
-done:
-    ckpt_job_close(&j);
+    status = convert_files(&c, opts, out, err);
     close_files(&c);
-    ckpt_leaf_shares_free(&shares);
+    ckpt_leaf_shares_free(&c.shares);
+    ckpt_written_close(&c.written);
     pthread_mutex_destroy(&c.open_lock);
     free(c.leaves.leaves);
+    free(c.late.leaves);
     free(c.items);
-    free(originals);
     return status;
 }

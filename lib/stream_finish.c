@@ -14,8 +14,23 @@ static int write_order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_arena *arena,
-                              ckpt_tensor_hash *hashes, ckpt_tensor_hash *originals, ckpt_err *err)
+static ckpt_status list_twins(ckpt_written *written, ckpt_leaf_list *leaves, ckpt_arena *arena,
+                              ckpt_tensor_hash *twins, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < written->n_twins; i++) {
+        const ckpt_twin *t = &written->twins[i];
+        if (t->result < 0)
+            CKPT_CHECK(ckpt_add_leaves(leaves, &t->a, written, arena, &twins[2 * i], err));
+        CKPT_CHECK(ckpt_add_leaves(leaves, &t->b, written, arena, &twins[2 * i + 1], err));
+    }
+done:
+    return status;
+}
+
+ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_written *written, ckpt_leaf_list *leaves,
+                              ckpt_arena *arena, ckpt_tensor_hash *hashes,
+                              ckpt_tensor_hash *originals, ckpt_tensor_hash *twins, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     const ckpt_result_tensor **order = malloc((plan->n_results + 1) * sizeof *order);
@@ -26,14 +41,30 @@ ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_leaf_list *leaves, ckpt_aren
     qsort(order, plan->n_results, sizeof *order, write_order);
     for (size_t i = 0; i < plan->n_results; i++) {
         size_t at = (size_t)(order[i] - plan->results);
-        CKPT_CHECK(ckpt_add_leaves(leaves, &plan->results[at].gather, arena, &hashes[at], err));
+        CKPT_CHECK(
+            ckpt_add_leaves(leaves, &written->results[at], written, arena, &hashes[at], err));
         if (plan->results[at].changed)
-            CKPT_CHECK(
-                ckpt_add_leaves(leaves, &plan->results[at].original, arena, &originals[at], err));
+            CKPT_CHECK(ckpt_add_leaves(leaves, &plan->results[at].original, NULL, arena,
+                                       &originals[at], err));
     }
+    CKPT_CHECK(list_twins(written, leaves, arena, twins, err));
 done:
     free(order);
     return status;
+}
+
+void ckpt_pace_originals(ckpt_leaf_list *list)
+{
+    size_t first = 0; /* of the result's leaves, which come just before */
+    for (size_t i = 0, next; i < list->n; i = next) {
+        const ckpt_leaf *leaf = &list->leaves[i];
+        for (next = i + 1; next < list->n && list->leaves[next].gather == leaf->gather;)
+            next++;
+        for (size_t k = i; k < next && leaf->written == NULL; k++)
+            list->leaves[k].due =
+                i > first ? list->leaves[first + (k - i) * (i - first) / (next - i)].due : 0;
+        first = i;
+    }
 }
 
 /* ---- after the run ----------------------------------------------------------------------------- */
@@ -79,4 +110,22 @@ ckpt_status ckpt_finish_results(const ckpt_plan *plan, ckpt_sha256 *sha,
 done:
     free(names);
     return status;
+}
+
+ckpt_status ckpt_compare_twins(const ckpt_written *written, const ckpt_tensor_hash *hashes,
+                               const ckpt_tensor_hash *twins, ckpt_err *err)
+{
+    for (size_t i = 0; i < written->n_twins; i++) {
+        const ckpt_twin *t = &written->twins[i];
+        const ckpt_tensor_hash *a = t->result >= 0 ? &hashes[t->result] : &twins[2 * i];
+        const ckpt_tensor_hash *b = &twins[2 * i + 1];
+        if (a->n_leaves != b->n_leaves ||
+            memcmp(a->leaves, b->leaves, (size_t)a->n_leaves * CKPT_SHA256_LEN) != 0)
+            return ckpt_fail(
+                err, CKPT_E_IO,
+                "tensor '%s' is written twice, and its values changed between the two: "
+                "the source changed while it was being read",
+                t->name);
+    }
+    return CKPT_OK;
 }

@@ -377,6 +377,19 @@ done:
     return status;
 }
 
+/* Which file of the source in memory is which tensor. */
+static ckpt_status build_image(builder *b, ckpt_plan *plan, ckpt_err *err)
+{
+    size_t n = b->q->src.n_files, n_base = n - b->n;
+    int64_t *image = ckpt_arena_array(&plan->arena, n, sizeof *image);
+    if (image == NULL)
+        return no_memory(err);
+    for (size_t f = 0; f < n; f++)
+        image[f] = f < n_base ? -1 : (int64_t)(f - n_base);
+    plan->image = image;
+    return CKPT_OK;
+}
+
 static int by_canon(const void *key, const void *entry)
 {
     return strcmp(key, ((const ckpt_result_tensor *)entry)->name);
@@ -417,6 +430,16 @@ static ckpt_status build_results(ckpt_wquant *q, ckpt_plan *plan, ckpt_err *err)
     if (plan->n_results != base->n_results)
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%zu tensors, %zu after quantising",
                            base->n_results, plan->n_results);
+    plan->repeats = ckpt_arena_array(&plan->arena, m->n_copies, sizeof *plan->repeats);
+    if (plan->repeats == NULL)
+        return no_memory(err);
+    for (size_t i = 0; i < m->n_copies && status == CKPT_OK; i++) {
+        const ckpt_canon *c = &m->copies[i];
+        ckpt_result_tensor *r = &plan->repeats[plan->n_repeats++];
+        *r = (ckpt_result_tensor){
+            .name = c->name, .stored = q->src.tensors[c->stored].name, .dtype = c->dtype};
+        status = ckpt_gather_canon(&q->src, c, &plan->arena, &r->gather, err);
+    }
 done:
     return status;
 }
@@ -465,6 +488,7 @@ ckpt_status ckpt_wquant_open(ckpt_wquant *q, ckpt_wquant_kind kind, ckpt_plan *b
     CKPT_CHECK(select_tensors(q, out, err));
     CKPT_CHECK(build_source(&b, err));
     CKPT_CHECK(build_outs(&b, out, err)); /* before binding, which sees packed weights unpacked */
+    CKPT_CHECK(build_image(&b, out, err));
     CKPT_TRY(ckpt_model_bind(&q->model, &q->src, &bind, err), "quantised model");
     CKPT_CHECK(build_results(q, out, err));
     CKPT_CHECK(carry(q, out, err));

@@ -5,6 +5,7 @@
 
 #include <check.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -389,6 +390,141 @@ START_TEST(convert_interrupted_says_so)
 }
 END_TEST
 
+/* ---- a source that changes --------------------------------------------------------------------- */
+
+/* Every read of it gives other values than the one before. */
+static atomic_uint n_reads;
+
+static ckpt_status read_shifting(ckpt_source *src, uint32_t file, void *buf, size_t n,
+                                 uint64_t offset, ckpt_err *err)
+{
+    ckpt_status status = ckpt_file_read(&src->files[file], buf, n, offset, err);
+    uint8_t shift = (uint8_t)atomic_fetch_add(&n_reads, 1);
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)buf)[i] ^= (offset + i) % 2 == 0 ? shift : 0;
+    return status;
+}
+
+/* Tensors of several leaves and of several pieces, of no known family. */
+static void write_plain(const char *path)
+{
+    static const char head[] =
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1300,1000],\"data_offsets\":[0,5200000]},"
+        "\"b\":{\"dtype\":\"BF16\",\"shape\":[700,3001],\"data_offsets\":[5200000,9401400]},"
+        "\"c\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[9401400,9401404]}}      ";
+    uint8_t size[8] = {(uint8_t)(sizeof head - 1)};
+    FILE *f = fopen(path, "wb");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_uint_eq(fwrite(size, 1, 8, f), 8);
+    ck_assert_uint_eq(fwrite(head, 1, sizeof head - 1, f), sizeof head - 1);
+    for (uint32_t i = 0; i < 9401404; i++)
+        putc((int)(i * 2654435761u >> 24 & 0x3f), f);
+    ck_assert_int_eq(fclose(f), 0);
+}
+
+typedef struct shifting {
+    const char *container, *group; /* group NULL: the plain file */
+    ckpt_mesh mesh;
+    bool cast, twice; /* twice: some tensors are written twice, so that the change is seen */
+} shifting;
+
+static const shifting shiftings[] = {
+    {"safetensors",      "hf",       {1, 1, 1, 0, 1, 1}, false, false},
+    {"torch_dist",       "megatron", {2, 1, 2, 0, 1, 1}, false, false},
+    {"torch_dist",       "megatron", {2, 2, 1, 0, 1, 1}, false, false},
+    {"torch",            "hf",       {1, 1, 1, 0, 1, 1}, false, false},
+    {"hdf5",             "hf",       {1, 1, 1, 0, 1, 1}, false, false},
+    {"hdf5",             "megatron", {1, 1, 1, 0, 1, 1}, false, false},
+    {"mp_rank",          "megatron", {1, 1, 1, 0, 1, 1}, false, false},
+    {"mp_rank",          "megatron", {2, 1, 1, 0, 1, 1}, false, true },
+    {"rank_safetensors", "hf",       {2, 1, 1, 0, 1, 1}, false, true },
+    {"safetensors",      "hf",       {1, 1, 1, 0, 1, 1}, true,  false},
+    {"safetensors",      NULL,       {1, 1, 1, 0, 1, 1}, false, false},
+    {"torch_dist",       NULL,       {1, 1, 1, 0, 1, 1}, false, false},
+    {"hdf5",             NULL,       {1, 1, 1, 0, 1, 1}, false, false},
+};
+
+/* What was written is what the digests say. */
+static void check_written(const char *path, const ckpt_plan *plan, const ckpt_convert_result *r)
+{
+    ckpt_err err = {0};
+    ckpt_arena arena = {0};
+    opened out;
+    uint8_t root[32];
+    ckpt_open_opts open_opts = {.iteration = -1};
+    ckpt_model_opts bind = {.allow_unknown = true};
+    ck_assert_msg(ckpt_source_open(&out.src, path, &open_opts, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_msg(ckpt_model_bind(&out.model, &out.src, &bind, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_uint_eq(out.model.n_tensors, plan->n_results);
+    ckpt_tensor_hash *hashes = calloc(out.model.n_tensors, sizeof *hashes);
+    ck_assert_int_eq(ckpt_stream_digest(&out.model, &plain_stream, &arena, hashes, root, &err),
+                     CKPT_OK);
+    for (size_t i = 0; i < plan->n_results; i++)
+        ck_assert_msg(memcmp(hashes[i].digest, r->tensors[i].digest, 32) == 0, "%s",
+                      plan->results[i].name);
+    ck_assert_mem_eq(root, r->root, 32);
+    free(hashes);
+    close_model(&out);
+    ckpt_arena_free(&arena);
+}
+
+static void convert_shifting(const shifting *s, const ckpt_stream_opts *stream)
+{
+    opened o;
+    ckpt_plan plan;
+    ckpt_arena arena = {0};
+    ckpt_convert_result result;
+    ckpt_err err = {0};
+    char plain[80], out[80];
+    ckpt_open_opts open_opts = {.iteration = -1};
+    ckpt_model_opts bind = {.allow_unknown = s->group == NULL};
+    make_base();
+    snprintf(plain, sizeof plain, "%s/plain.safetensors", base);
+    snprintf(out, sizeof out, "%s/out%s", base, strcmp(s->container, "hdf5") == 0 ? ".h5" : "");
+    write_plain(plain);
+    const char *from = s->group == NULL ? plain : KIMI;
+    ck_assert_msg(ckpt_source_open(&o.src, from, &open_opts, &err) == CKPT_OK, "%s", err.text);
+    ck_assert_msg(ckpt_model_bind(&o.model, &o.src, &bind, &err) == CKPT_OK, "%s", err.text);
+    ckpt_convert_opts opts = {.container = ckpt_container_find(s->container),
+                              .layout = s->group != NULL ? layout_of(s->group) : NULL,
+                              .mesh = s->mesh,
+                              .allow_unknown = true,
+                              .cast = s->cast ? CKPT_CAST_TO : CKPT_CAST_KEEP,
+                              .dtype = CKPT_BF16};
+    ck_assert_int_eq(ckpt_mesh_resolve(&opts.mesh, NULL), CKPT_OK);
+    opts.sharded = opts.container->sharded;
+    opts.single_file = strcmp(s->container, "hdf5") == 0;
+    if (!opts.single_file)
+        ck_assert_int_eq(ckpt_mkdirs(out, &err), CKPT_OK);
+    ck_assert_msg(ckpt_plan_convert(&plan, &o.model, &opts, &err) == CKPT_OK, "%s", err.text);
+    o.src.read_at = read_shifting; /* from here on */
+    ckpt_status status = ckpt_stream_convert(&plan, out, stream, &arena, &result, &err);
+    if (s->twice) {
+        ck_assert_int_eq(status, CKPT_E_IO);
+        ck_assert_msg(strstr(err.text, "the source changed while it was being read") != NULL, "%s",
+                      err.text);
+    } else {
+        ck_assert_msg(status == CKPT_OK, "%s", err.text);
+        check_written(out, &plan, &result);
+    }
+    ckpt_plan_release(&plan);
+    close_model(&o);
+    ckpt_arena_free(&arena);
+    drop_base();
+}
+
+START_TEST(convert_from_a_changing_source_says_what_it_wrote)
+{
+    static const ckpt_stream_opts ways[] = {
+        {.threads = 3, .memory = (uint64_t)64 << 20, .beside = 1 },
+        {.threads = 2, .memory = (uint64_t)1 << 19,  .beside = -1},
+        {.threads = 2, .memory = (uint64_t)2 << 20,  .beside = 1 },
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        convert_shifting(&shiftings[_i], &ways[i]);
+}
+END_TEST
+
 Suite *suite_stream(void)
 {
     Suite *s = suite_create("stream");
@@ -403,6 +539,8 @@ Suite *suite_stream(void)
     tcase_add_test(c, convert_nonzero_padding_is_reported);
     tcase_add_loop_test(c, convert_vocabulary_pads_by_megatrons_rule, 0, 4);
     tcase_add_test(c, convert_interrupted_says_so);
+    tcase_add_loop_test(c, convert_from_a_changing_source_says_what_it_wrote, 0,
+                        (int)(sizeof shiftings / sizeof *shiftings));
     suite_add_tcase(s, c);
     return s;
 }

@@ -1,0 +1,73 @@
+/* Between stream_convert.c, which writes pieces and hashes leaves, and stream_order.c, which decides in
+ * what order. */
+#ifndef CKPT_STREAM_INTERNAL_H
+#define CKPT_STREAM_INTERNAL_H
+
+#include "job.h"
+#include "journal.h"
+
+#define CKPT_PAGE 4096
+
+/* State of one output file. */
+typedef struct ckpt_stream_file {
+    char *path;
+    int fd, direct_fd;
+    int read_fd; /* for what has left the window; opened when first needed */
+    atomic_ullong written;
+    ckpt_sha256_stream whole, rest;
+    uint32_t crc; /* of the payload segment in progress or just ended */
+} ckpt_stream_file;
+
+/* Neighbouring files that are written in step. */
+typedef struct ckpt_lane {
+    uint32_t first, n;  /* files */
+    uint64_t step;      /* bytes of each file that one piece covers */
+    uint64_t size;      /* of the longest file that this run writes */
+    uint64_t passed;    /* bytes of each that went through the turnstile */
+    uint32_t first_seq; /* in seqs: numbers of its pieces */
+    pthread_mutex_t lock;
+    pthread_cond_t turn;
+} ckpt_lane;
+
+#define CKPT_NO_LANE UINT32_MAX
+typedef struct ckpt_item_of_work {
+    uint64_t offset; /* of the piece in the files */
+    size_t first_leaf;
+    uint32_t lane; /* CKPT_NO_LANE: leaves alone */
+    uint32_t n_leaves;
+    uint32_t seq; /* of the piece */
+} ckpt_item_of_work;
+
+typedef struct ckpt_stream_job {
+    ckpt_plan *plan;
+    ckpt_arena *arena;
+    const char *dir;
+    ckpt_journal *journal; /* files that are done already, and where to enter others; or NULL */
+    ckpt_stream_file *files;
+    ckpt_lane *lanes;
+    size_t n_lanes;
+    uint32_t *lane_of; /* per file */
+    uint32_t *seqs;    /* of all pieces, lane by lane: their number in the order of work */
+    size_t n_pieces;
+    ckpt_leaf_list leaves; /* that this process hashes while it writes, by due */
+    ckpt_leaf_list late;   /* of files of several processes: when all are written */
+    ckpt_leaf_shares shares;
+    ckpt_written written;
+    ckpt_item_of_work *items;
+    size_t n_items;
+    pthread_mutex_t open_lock;
+    bool sparse; /* the source has holes: what is zero becomes one */
+    const ckpt_share *share;
+    int *owner;  /* rank that writes each file; NULL: this process, all */
+    bool beside; /* leaves are hashed beside the file digest of a lane with one file */
+} ckpt_stream_job;
+
+/* Bytes of a file that this run writes. */
+uint64_t ckpt_stream_size(const ckpt_stream_job *c, size_t f);
+/* Lanes; *waves: some have several files. */
+ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, bool *waves, ckpt_err *err) CKPT_MUST_USE;
+/* Pieces of at most `slot` bytes and leaves in the order of work. Leaves come with those of all results
+ * and are divided: this process's, and late ones. */
+ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, ckpt_err *err) CKPT_MUST_USE;
+
+#endif
