@@ -779,6 +779,7 @@ const ckpt_command ckpt_cmd_inspect = {
     .defaults = defaults,
     .run = run,
     .notes = "The glob is matched against stored and canonical names. --verbose lists the\n"
-             "canonical tensors that each stored tensor holds.\n",
+             "canonical tensors that each stored tensor holds. Quantised weights are shown as\n"
+             "they are stored, beside what other commands read of them (in --json: 'stored').\n",
     .examples = "  ckpt inspect run/ 'blocks.0.*' --stats\n",
 };

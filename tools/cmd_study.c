@@ -478,6 +478,8 @@ static void print_json(const study *s)
     ckpt_jw_int(w, "batch", o->batch);
     ckpt_jw_real(w, "lr", o->lr);
     ckpt_jw_real(w, "margin", MARGIN);
+    ckpt_jw_string(w, "dtype", "F32"); /* of everything that is computed */
+    ckpt_jw_string(w, "device", s->tool->device != NULL ? "cuda" : "cpu");
     ckpt_jw_hex(w, "root", s->root);
     ckpt_jw_string(w, "tokens_evaluated", s->evaluated);
     ckpt_jw_string(w, "tokens_trained", s->trained);

@@ -89,6 +89,11 @@ sed -i 's/"kda_quant_policy_sha256":"./"kda_quant_policy_sha256":"x/' ranks/mode
 rc 3 inspect ranks; one_line
 err "model-rank-1-part-0.safetensors: 'kda_quant_policy_sha256' is another than that of a file before it"
 
+# The digest beside a text in a pickle counts as much: one digit of it in plain DCP.
+flip plain/.metadata $(($(LC_ALL=C grep -abo kda_quant_policy_sha256 plain/.metadata | cut -d: -f1) + 40))
+rc 3 verify --forward plain --tokens ids.txt; one_line
+err "plain: 'kda_quant_policy': its SHA-256 is"
+
 # Other rules are a change of the run; a text that was touched is no policy.
 rc 2 train --resume a --policy off.json --data "$data" --steps 2
 err '--policy is not what it was; --change'

@@ -13,6 +13,23 @@ out '^mine\.json +[0-9a-f]{12} '
 out '^fp8_operands: 95 % of 5000 draws .* (within|not within) 0\.02$'
 no_out '^nvfp4'
 
+# Every column of the record, for each of the usual variants.
+rc 0 study "$model" "${small[@]}" --seq-len 16 --json
+python3 - $OUT <<'PY' || fail "the record of a study"
+import json, sys
+d = json.load(open(sys.argv[1]))
+digests = [d[k] for k in ("root", "tokens_evaluated", "tokens_trained")] + list(d["data"].values())
+assert all(len(x) == 64 for x in digests) and len(set(digests)) == 4, digests
+assert (d["device"], d["dtype"], d["seq_len"], d["version"] != "") == ("cpu", "F32", 16, True), d
+names = [v["name"] for v in d["variants"]]
+assert names == "plain exact_matmul fp8_operands fp8_with_state nvfp4_operands fp16_accumulation".split(), names
+assert len({v["policy_digest"] for v in d["variants"]}) == 6
+for v in d["variants"]:
+    assert len(v["policy_digest"]) == len(v["weights_before"]) == len(v["weights_after"]) == 64, v
+    assert min(v["ppl_before"], v["ppl_after"]) > 1 and len(v["nll_before"]) == len(v["nll_after"]) == 2, v
+    assert min(v["forward_seconds"], v["step_seconds"], v["memory"], v["grad_norm"]) > 0, v
+PY
+
 # The same numbers again; exact only differs from plain by the order of sums.
 numbers() { sed 's/"forward_seconds":[^,]*,"step_seconds":[^,]*,//g' $OUT; }
 rc 0 study "$model" "${small[@]}" --only exact_matmul --json
