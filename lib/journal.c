@@ -250,7 +250,6 @@ ckpt_status ckpt_journal_done(ckpt_journal *j, size_t index, const ckpt_journal_
     put_line(j, index, entry, &line);
     pthread_mutex_lock(&j->lock);
     ckpt_status status = append(j, &line, err);
-    j->n_done += status == CKPT_OK;
     pthread_mutex_unlock(&j->lock);
     ckpt_buf_release(&line);
     return status;
@@ -531,8 +530,50 @@ ckpt_status ckpt_journal_begin(ckpt_journal *j, ckpt_commit *commit, bool resume
     CKPT_CHECK(ckpt_commit_leftovers(commit, &j->arena, &dirs, &n, err));
     for (size_t i = 0; i < n; i++)
         CKPT_CHECK(look_at(j, dirs[i], commit, resume, opts, err));
-    j->n_done = j->n_resumed;
 done:
+    return status;
+}
+
+size_t ckpt_journal_count(const ckpt_journal *j)
+{
+    ckpt_buf text = {0};
+    size_t n = 0;
+    if (j->active && ckpt_read_file(j->path, JOURNAL_MAX, &text, NULL) == CKPT_OK)
+        for (size_t i = 0; i < text.len; i++)
+            n += text.data[i] == '\n';
+    ckpt_buf_release(&text);
+    return n > 0 ? n - 1 : 0; /* without the head */
+}
+
+static ckpt_status open_joined(ckpt_journal *j, const ckpt_plan *plan, const char *dir,
+                               ckpt_err *err)
+{
+    *j = (ckpt_journal){.active = true, .fd = -1, .sink = &plan->sink};
+    pthread_mutex_init(&j->lock, NULL);
+    j->files = calloc(plan->sink.n_files + 1, sizeof *j->files);
+    j->path = ckpt_path_join(&j->arena, dir, CKPT_JOURNAL_NAME);
+    if (j->files == NULL || j->path == NULL)
+        return no_memory(err);
+    j->fd = open(j->path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
+    return j->fd >= 0 ? CKPT_OK : ckpt_fail_errno(err, errno, "%s", j->path);
+}
+
+ckpt_status ckpt_journal_join(ckpt_journal *j, const ckpt_plan *plan, const char *dir,
+                              const ckpt_share *share, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    int *owner = NULL;
+    if (ckpt_share_alone(share))
+        return CKPT_OK;
+    if (share->rank != 0)
+        status = open_joined(j, plan, dir, err);
+    owner = calloc(plan->sink.n_files + 1, sizeof *owner); /* rank 0's, all of them */
+    if (status == CKPT_OK && owner == NULL)
+        status = no_memory(err);
+    CKPT_CHECK(ckpt_share_agree(share, status, err));
+    CKPT_CHECK(ckpt_share_table(share, j->files, plan->sink.n_files, sizeof *j->files, owner, err));
+done:
+    free(owner);
     return status;
 }
 

@@ -32,7 +32,6 @@ typedef struct ckpt_journal {
     pthread_mutex_t lock;      /* for appending */
     size_t n_resumed;          /* files taken over from earlier runs */
     uint64_t resumed_bytes;
-    size_t n_done;      /* of these and of this run */
     const char **notes; /* a line each, on what earlier runs left behind */
     size_t n_notes, cap_notes;
     ckpt_arena arena;
@@ -51,9 +50,16 @@ ckpt_status ckpt_journal_prepare(ckpt_journal *j, const ckpt_plan *plan,
  * outlives it. opts: threads and memory for verifying. */
 ckpt_status ckpt_journal_begin(ckpt_journal *j, ckpt_commit *commit, bool resume,
                                const ckpt_stream_opts *opts, ckpt_err *err) CKPT_MUST_USE;
+/* Processes that write one output (share.h) keep one journal: rank 0, which has begun it, tells the others
+ * what is done already, and they open it in `dir`. A line is one write at the file's end, and only rank 0
+ * holds the lock. */
+ckpt_status ckpt_journal_join(ckpt_journal *j, const ckpt_plan *plan, const char *dir,
+                              const ckpt_share *share, ckpt_err *err) CKPT_MUST_USE;
 /* File `index` is complete and synced. Thread-safe. */
 ckpt_status ckpt_journal_done(ckpt_journal *j, size_t index, const ckpt_journal_entry *entry,
                               ckpt_err *err) CKPT_MUST_USE;
+/* Files that are entered, by whichever process. */
+size_t ckpt_journal_count(const ckpt_journal *j);
 /* Close and free; leaves the journal itself alone. Safe on a zeroed structure. */
 void ckpt_journal_release(ckpt_journal *j);
 

@@ -50,7 +50,8 @@ ckpt_status ckpt_share_agree(const ckpt_share *s, ckpt_status mine, ckpt_err *er
     }
     for (int r = 0; r < s->size && status == CKPT_OK; r++)
         if (all[r].status != CKPT_OK)
-            status = ckpt_fail(err, CKPT_E_IO, "rank %d of %d: %.250s", r, s->size, all[r].text);
+            status = ckpt_fail(err, (ckpt_status)all[r].status, "rank %d of %d: %.250s", r, s->size,
+                               all[r].text);
 done:
     free(counts);
     free(all);

@@ -28,8 +28,8 @@ static inline bool ckpt_share_alone(const ckpt_share *s)
  * total its middle lies. Grows with `at`, so shares are contiguous. */
 int ckpt_share_of(const ckpt_share *s, uint64_t at, uint64_t bytes, uint64_t total);
 
-/* Every rank says how it fared; if one failed, all fail: the ranks that did not, with CKPT_E_IO
- * "rank 1 of 4: " and the first words of that one. */
+/* Every rank says how it fared; if one failed, all fail with the status of the first that did: the ranks
+ * that did not, with "rank N of M: " and its words. */
 ckpt_status ckpt_share_agree(const ckpt_share *s, ckpt_status mine, ckpt_err *err) CKPT_MUST_USE;
 
 /* table: n elements of `elem` bytes. owner[i] has computed element i; afterwards all ranks have all. */

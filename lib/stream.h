@@ -28,7 +28,7 @@ typedef struct ckpt_stream_opts {
      * depends on it. */
     int beside;
     /* Processes that do one job together; NULL: this one. Every one of them has the results in the
-     * end. Not with a journal; ckpt_stream_visit does everything in each. */
+     * end. A journal is theirs together (ckpt_journal_join); ckpt_stream_visit does everything in each. */
     const ckpt_share *share;
 } ckpt_stream_opts;
 

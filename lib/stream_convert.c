@@ -575,9 +575,12 @@ static ckpt_status divide_files(ckpt_stream_job *c, ckpt_err *err)
     if (c->owner == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t f = 0; f < sink->n_files; f++)
-        total += sink->files[f].size;
-    for (size_t f = 0; f < sink->n_files; at += sink->files[f++].size)
-        c->owner[f] = ckpt_share_of(c->share, at, sink->files[f].size, total);
+        total += is_done(c, f) ? 0 : sink->files[f].size;
+    for (size_t f = 0; f < sink->n_files; f++) {
+        uint64_t size = is_done(c, f) ? 0 : sink->files[f].size;
+        c->owner[f] = ckpt_share_of(c->share, at, size, total);
+        at += size;
+    }
     return CKPT_OK;
 }
 

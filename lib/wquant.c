@@ -219,9 +219,31 @@ static ckpt_status find_global(const ckpt_wquant *q, ckpt_wquant_tensor *t, unit
     return CKPT_OK;
 }
 
+/* Tensors divided between processes. */
+typedef struct measuring {
+    ckpt_wquant *q;
+    const ckpt_share *share;
+    int *owner; /* by tensor; NULL: this process, all */
+} measuring;
+
+/* What is found out of a tensor, as it goes to the other processes. */
+typedef struct found {
+    float amax, global;
+    double rel_rms, max_abs;
+    uint64_t saturated;
+} found;
+
+static bool is_mine(const measuring *m, size_t tensor)
+{
+    return m->owner == NULL || m->owner[tensor] == m->share->rank;
+}
+
 static ckpt_status measure_item(ckpt_worker *w, size_t item, ckpt_err *err)
 {
-    ckpt_wquant *q = w->job->self;
+    const measuring *m = w->job->self;
+    ckpt_wquant *q = m->q;
+    if (!is_mine(m, item))
+        return CKPT_OK;
     ckpt_wquant_tensor *t = &q->tensors[item];
     ckpt_status status;
     sums s = {0, 0};
@@ -246,15 +268,75 @@ done:
     return status;
 }
 
+/* Which process measures which: by values. */
+static ckpt_status divide(measuring *m, ckpt_err *err)
+{
+    const ckpt_wquant *q = m->q;
+    uint64_t total = 0, at = 0;
+    if (ckpt_share_alone(m->share))
+        return CKPT_OK;
+    m->owner = calloc(q->n + 1, sizeof *m->owner);
+    if (m->owner == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu tensors", q->n);
+    for (size_t i = 0; i < q->n; i++)
+        total += (uint64_t)(q->tensors[i].rows * q->tensors[i].cols);
+    for (size_t i = 0; i < q->n; i++) {
+        const uint64_t values = (uint64_t)(q->tensors[i].rows * q->tensors[i].cols);
+        m->owner[i] = ckpt_share_of(m->share, at, values, total);
+        at += values;
+    }
+    return CKPT_OK;
+}
+
+/* All processes have what each found. */
+static ckpt_status exchange(const measuring *m, ckpt_err *err)
+{
+    ckpt_wquant *q = m->q;
+    if (m->owner == NULL)
+        return CKPT_OK;
+    found *all = calloc(q->n + 1, sizeof *all);
+    if (all == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu tensors", q->n);
+    for (size_t i = 0; i < q->n; i++) {
+        const ckpt_wquant_tensor *t = &q->tensors[i];
+        all[i] = (found){t->amax, t->global, t->rel_rms, t->max_abs, t->saturated};
+    }
+    ckpt_status status = ckpt_share_table(m->share, all, q->n, sizeof *all, m->owner, err);
+    for (size_t i = 0; i < q->n && status == CKPT_OK; i++) {
+        ckpt_wquant_tensor *t = &q->tensors[i];
+        t->amax = all[i].amax;
+        t->global = all[i].global;
+        t->rel_rms = all[i].rel_rms;
+        t->max_abs = all[i].max_abs;
+        t->saturated = all[i].saturated;
+    }
+    free(all);
+    return status;
+}
+
+static ckpt_status measure_all(measuring *m, ckpt_job *j, const ckpt_stream_opts *opts,
+                               ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(divide(m, err));
+    for (size_t i = 0; i < m->q->n; i++)
+        if (is_mine(m, i))
+            j->total_bytes += (uint64_t)(m->q->tensors[i].rows * m->q->tensors[i].cols);
+    CKPT_CHECK(ckpt_job_open(j, opts, err));
+    CKPT_CHECK(ckpt_job_run(j));
+done:
+    return status;
+}
+
 ckpt_status ckpt_wquant_measure(ckpt_wquant *q, const ckpt_stream_opts *opts, ckpt_err *err)
 {
     ckpt_status status;
-    ckpt_job j = {.run = measure_item, .self = q, .n_items = q->n, .piece = 4096};
-    for (size_t i = 0; i < q->n; i++)
-        j.total_bytes += (uint64_t)(q->tensors[i].rows * q->tensors[i].cols);
-    CKPT_CHECK(ckpt_job_open(&j, opts, err));
-    CKPT_CHECK(ckpt_job_run(&j));
+    measuring m = {.q = q, .share = opts->share};
+    ckpt_job j = {.run = measure_item, .self = &m, .n_items = q->n, .piece = 4096};
+    CKPT_CHECK(ckpt_share_agree(m.share, measure_all(&m, &j, opts, err), err));
+    status = exchange(&m, err);
 done:
     ckpt_job_close(&j);
+    free(m.owner);
     return status;
 }

@@ -58,8 +58,9 @@ ckpt_status ckpt_wquant_open(ckpt_wquant *q, ckpt_wquant_kind kind, ckpt_plan *b
                              const ckpt_convert_opts *opts, ckpt_plan *out,
                              ckpt_err *err) CKPT_MUST_USE;
 /* Read every projection once (NVFP4 twice): largest magnitudes, which NVFP4 needs before anything is
- * written, and errors. One worker a tensor, so that sums do not depend on their number. Errors:
- * CKPT_E_UNSUPPORTED a NaN or an infinity, naming the tensor. */
+ * written, and errors. One worker a tensor, so that sums do not depend on their number; with opts->share
+ * every process measures a part of them and has all in the end. Errors: CKPT_E_UNSUPPORTED a NaN or an
+ * infinity, naming the tensor. */
 ckpt_status ckpt_wquant_measure(ckpt_wquant *q, const ckpt_stream_opts *opts,
                                 ckpt_err *err) CKPT_MUST_USE;
 void ckpt_wquant_release(ckpt_wquant *q);

@@ -518,9 +518,11 @@ static ckpt_status write_data(conversion *c, ckpt_err *err)
     CKPT_CHECK(ckpt_share_agree(c->tool->share, begin_output(c, err), err));
     path = c->commit.temp_path;
     CKPT_CHECK(ckpt_ranks_tell(c->tool, &path, err));
+    if (!c->plan_opts.single_file)
+        CKPT_CHECK(ckpt_journal_join(&c->journal, &c->plan, path, c->tool->share, err));
     ckpt_bar_start(&bar, "convert", c->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(c->tool, &bar);
-    opts.journal = c->journal.active && c->tool->ranks == NULL ? &c->journal : NULL;
+    opts.journal = c->journal.active ? &c->journal : NULL;
     status =
         c->quant.kind != CKPT_WQUANT_NONE ? ckpt_wquant_measure(&c->quant, &opts, err) : CKPT_OK;
     if (status == CKPT_OK)
@@ -569,9 +571,6 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
     CKPT_CHECK(ckpt_convert_apart(c->src_path, c->dst_path, err));
     if (!c->o->dry_run)
         CKPT_CHECK(ckpt_ranks_divide(c->tool, err));
-    if (c->tool->ranks != NULL && (c->o->resume || c->o->dtype >= DTYPE_QUANTISED))
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s on several ranks; one process does that",
-                         c->o->resume ? "--resume" : "--dtype with scales");
     CKPT_CHECK(check_options(c, err));
     CKPT_CHECK(open_source(c, err));
     CKPT_CHECK(make_plan(c, err));

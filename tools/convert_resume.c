@@ -53,10 +53,13 @@ ckpt_status ckpt_convert_journal(ckpt_tool *tool, ckpt_journal *j, ckpt_commit *
 void ckpt_convert_keep(ckpt_tool *tool, const ckpt_journal *j, ckpt_commit *commit,
                        ckpt_status status)
 {
-    if ((status != CKPT_E_IO && status != CKPT_E_INTERRUPTED) || !commit->active || j->n_done == 0)
+    if ((status != CKPT_E_IO && status != CKPT_E_INTERRUPTED) || !commit->active)
         return;
-    ckpt_tool_note(tool, "note: %zu finished file%s kept in %s for --resume", j->n_done,
-                   j->n_done == 1 ? "" : "s", commit->temp_path);
+    const size_t n = ckpt_journal_count(j);
+    if (n == 0)
+        return;
+    ckpt_tool_note(tool, "note: %zu finished file%s kept in %s for --resume", n, n == 1 ? "" : "s",
+                   commit->temp_path);
     ckpt_commit_keep(commit);
 }
 

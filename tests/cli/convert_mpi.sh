@@ -45,8 +45,34 @@ cp -r four bad; flip "$(ls bad/release/*.distcp | tail -n 1)" 2000
 mpi 1 4 verify bad --hash
 out 'differ from the manifest'
 mpi 4 2 verify four --forward; err 'forward on several ranks'
-mpi 4 2 convert "$src" resumed "${to[@]}" --resume; err 'resume on several ranks'; absent resumed
-mpi 4 2 convert "$src" quant --to safetensors --layout hf --dtype mxfp8; err 'scales on several ranks'; absent quant
+
+# In few bits: every rank measures a part of the matrices, and all of them know what NVFP4 has to know first.
+for dtype in fp8-block128 nvfp4 mxfp8; do
+    few=(--to safetensors --layout hf --max-shard-size 200KB --dtype "$dtype" --approximate)
+    rc 0 convert "$src" one.$dtype "${few[@]}" --json; grep -o '"quantised":.*' $OUT | sed 's/"seconds".*//' >words
+    mpi 0 3 convert "$src" three.$dtype "${few[@]}" --json
+    grep -o '"quantised":.*' $OUT | sed 's/"seconds".*//' | cmp -s words - && [ -s words ] || fail "$dtype: other errors"
+    same_tree one.$dtype three.$dtype
+done
+# A NaN in a matrix of one rank: refused as by one process.
+cp -r "$src" nan; file=$(ls -S nan/*.safetensors | head -n 1)
+head -c 200000 /dev/zero | tr '\0' '\377' | dd of="$file" bs=1000 seek=$((($(stat -c %s "$file") - 200000) / 1000)) conv=notrunc status=none
+mpi 4 3 convert nan few "${few[@]}"; err 'holds a NaN or an infinity, which mxfp8 cannot say'; absent few
+
+# What ranks finished before one of them failed is taken over, by as many ranks as there are then.
+parts=(--to safetensors --layout hf --max-shard-size 100KB)
+rc 0 convert "$src" whole "${parts[@]}"
+files=$(ls whole/*.safetensors | wc -l)
+timeout -k 5 90 mpirun --oversubscribe --bind-to none -np 2 "$CKPT" convert "$src" resumed "${parts[@]}" --resume : \
+    -np 1 bash -c 'ulimit -f 8; exec "$0" "$@"' "$CKPT" convert "$src" resumed "${parts[@]}" --resume >$OUT 2>$ERR && fail "a rank that cannot write: exit 0"
+absent resumed
+err 'finished files kept in'
+kept=$(grep -oE '[0-9]+ finished' $ERR)
+mpi 0 4 convert "$src" resumed "${parts[@]}" --resume
+err "note: ${kept% *} of [0-9]+ files taken over"
+[ "${kept% *}" -ge 2 ] && [ "${kept% *}" -lt "$files" ] || fail "$kept of $files"
+same_tree whole resumed
+[ "$(ls -A | grep -c ckpt-tmp)" -eq 0 ] || fail "left behind: $(ls -A)"
 mpi 2 2 convert "$src" four "${to[@]}"; err 'exists; --force'
 
 # One rank cannot write: the others stop, and nothing is left.
