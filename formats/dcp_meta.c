@@ -9,6 +9,7 @@
 #include "dcp_meta.h"
 
 #include "checked.h"
+#include "dcp_taken.h"
 #include "io.h"
 #include "pickle.h"
 #include "pickle_policy.h"
@@ -34,6 +35,7 @@ typedef struct entry_key {
 
 typedef struct reader {
     ckpt_arena *keep, *scratch;
+    ckpt_dcp_taken taken; /* nothing, if the pickle was parsed into nodes */
     ckpt_dcp_meta *meta;
     entry_key *keys; /* by entry */
     index_table entries, names, paths;
@@ -155,49 +157,6 @@ static ckpt_status name_of(const reader *r, const ckpt_pkl *node, const char *wh
     return CKPT_OK;
 }
 
-static const ckpt_pkl *object_state(const ckpt_pkl *p)
-{
-    return p && p->kind == CKPT_PKL_OBJECT ? p->state : NULL;
-}
-
-static bool is_none(const ckpt_pkl *p)
-{
-    return !p || p->kind == CKPT_PKL_NONE;
-}
-
-/* torch.Size, tuple or list of at most CKPT_MAX_RANK non-negative ints. */
-static ckpt_status size_of(const reader *r, const ckpt_pkl *node, const char *what, int64_t *out,
-                           int *rank)
-{
-    if (ckpt_pkl_is_object(node, "torch", "Size")) {
-        const ckpt_pkl *args = node->args;
-        if (args && args->kind == CKPT_PKL_TUPLE && args->n_items <= 1)
-            node = args->n_items ? args->items[0] : args;
-    }
-    if (!node || (node->kind != CKPT_PKL_TUPLE && node->kind != CKPT_PKL_LIST))
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "%s is not a torch.Size", what);
-    if (node->n_items > CKPT_MAX_RANK)
-        return ckpt_fail(r->err, CKPT_E_UNSUPPORTED, "%s has %zu dimensions, at most %d", what,
-                         node->n_items, CKPT_MAX_RANK);
-    for (size_t i = 0; i < node->n_items; i++)
-        if (!ckpt_pkl_int(node->items[i], &out[i]) || out[i] < 0)
-            return ckpt_fail(r->err, CKPT_E_FORMAT, "%s: element %zu is not a non-negative integer",
-                             what, i);
-    *rank = (int)node->n_items;
-    return CKPT_OK;
-}
-
-static ckpt_status size_in(const reader *r, ckpt_arena *arena, const ckpt_pkl *node,
-                           const char *what, int64_t **out, int *rank)
-{
-    int64_t dims[CKPT_MAX_RANK];
-    ckpt_status status = size_of(r, node, what, dims, rank);
-    if (status != CKPT_OK)
-        return status;
-    *out = ckpt_arena_memdup(arena, dims, (size_t)*rank * sizeof *dims);
-    return *out || *rank == 0 ? CKPT_OK : no_memory(r);
-}
-
 /* ---- storage_data -------------------------------------------------------------------------- */
 
 static ckpt_status path_of(reader *r, ckpt_pkl *node, uint32_t *out)
@@ -228,45 +187,21 @@ static ckpt_status path_of(reader *r, ckpt_pkl *node, uint32_t *out)
     return CKPT_OK;
 }
 
-/* "a/1, b/1" of a list of names; NULL for none. */
-static ckpt_status transforms_of(const reader *r, const ckpt_pkl *node, const char **out)
+static ckpt_status parse_info(reader *r, ckpt_pkl *node, ckpt_dcp_entry *e)
 {
-    *out = NULL;
-    if (is_none(node))
-        return CKPT_OK;
-    if (node->kind != CKPT_PKL_LIST && node->kind != CKPT_PKL_TUPLE)
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "transform_descriptors is not a list");
-    ckpt_buf text = {0};
-    for (size_t i = 0; i < node->n_items && i < 8; i++) {
-        const char *name = ckpt_pkl_str(node->items[i]);
-        ckpt_buf_printf(&text, "%s%.80s", i ? ", " : "", name ? name : "(not a string)");
-    }
-    if (node->n_items)
-        *out = ckpt_arena_strdup(r->keep, text.data ? (const char *)text.data : "");
-    bool failed = text.failed || (node->n_items && !*out);
-    ckpt_buf_release(&text);
-    return failed ? no_memory(r) : CKPT_OK;
-}
-
-/* Bytes of an integer field that must be present and non-negative. */
-static ckpt_status bytes_of(const reader *r, const ckpt_pkl *node, const char *what, uint64_t *out)
-{
-    int64_t v;
-    if (!ckpt_pkl_int(node, &v) || v < 0)
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "%s is not a non-negative integer", what);
-    *out = (uint64_t)v;
-    return CKPT_OK;
-}
-
-static ckpt_status parse_info(reader *r, ckpt_pkl *info, ckpt_dcp_entry *e)
-{
-    if (!ckpt_pkl_is_object(info, NULL, "_StorageInfo"))
+    const ckpt_dcp_taken_info *taken = ckpt_dcp_info_of(&r->taken, node);
+    ckpt_dcp_taken_info info;
+    if (!taken && !ckpt_pkl_is_object(node, NULL, "_StorageInfo"))
         return ckpt_fail(r->err, CKPT_E_UNSUPPORTED, "storage is not a filesystem _StorageInfo");
-    ckpt_status status;
-    CKPT_CHECK(path_of(r, ckpt_pkl_get(info, "relative_path"), &e->path));
-    CKPT_CHECK(bytes_of(r, ckpt_pkl_get(info, "offset"), "offset", &e->at));
-    CKPT_CHECK(bytes_of(r, ckpt_pkl_get(info, "length"), "length", &e->length));
-    CKPT_CHECK(transforms_of(r, ckpt_pkl_get(info, "transform_descriptors"), &e->transforms));
+    ckpt_status status = CKPT_OK;
+    if (!taken)
+        CKPT_CHECK(ckpt_dcp_info_parse(node, r->keep, &info, r->err));
+    else
+        info = *taken;
+    CKPT_CHECK(path_of(r, info.path, &e->path));
+    e->at = info.at;
+    e->length = info.length;
+    e->transforms = info.transforms;
 done:
     return status;
 }
@@ -275,22 +210,20 @@ done:
 static ckpt_status parse_entry(reader *r, const ckpt_pkl *node, ckpt_pkl *info, entry_key *key,
                                ckpt_dcp_entry *e)
 {
-    if (!ckpt_pkl_is_object(node, NULL, "MetadataIndex"))
+    const ckpt_dcp_taken_index *taken = ckpt_dcp_index_of(&r->taken, node);
+    ckpt_dcp_taken_index index;
+    if (!taken && !ckpt_pkl_is_object(node, NULL, "MetadataIndex"))
         return ckpt_fail(r->err, CKPT_E_FORMAT, "key is not a MetadataIndex");
     ckpt_err *err = r->err;
     ckpt_status status = CKPT_OK;
-    const ckpt_pkl *fqn = ckpt_pkl_get(node, "fqn");
-    key->fqn = e->fqn = ckpt_pkl_str(fqn);
-    if (!key->fqn || fqn->len >= UINT32_MAX)
-        return ckpt_fail(err, CKPT_E_FORMAT, "fqn is not a string");
-    key->len = (uint32_t)fqn->len;
-    key->rank = -1;
-    ckpt_pkl *offset = ckpt_pkl_get(node, "offset");
-    if (!is_none(offset)) {
-        int64_t *dims = NULL;
-        CKPT_TRY(size_in(r, r->scratch, offset, "offset", &dims, &key->rank), "'%s'", e->fqn);
-        key->offset = dims;
-    }
+    if (!taken)
+        CKPT_CHECK(ckpt_dcp_index_parse(node, r->scratch, &index, err));
+    else
+        index = *taken;
+    key->fqn = e->fqn = index.fqn->str;
+    key->len = (uint32_t)index.fqn->len;
+    key->offset = index.offset;
+    key->rank = index.rank;
     CKPT_TRY(parse_info(r, info, e), "'%s'", e->fqn);
 done:
     return status;
@@ -320,7 +253,7 @@ static ckpt_status parse_storage(reader *r, const ckpt_pkl *node)
 {
     ckpt_pkl *const *pairs = NULL;
     size_t n = 0;
-    if (!is_none(node) && !ckpt_pkl_pairs(node, &pairs, &n))
+    if (!ckpt_dcp_is_none(node) && !ckpt_pkl_pairs(node, &pairs, &n))
         return ckpt_fail(r->err, CKPT_E_FORMAT, "not a dict");
     n /= 2;
     if (n >= UINT32_MAX / 4)
@@ -366,23 +299,6 @@ static ckpt_status find_entry(reader *r, const entry_key *key, const char *kept,
 
 /* ---- state_dict_metadata ------------------------------------------------------------------- */
 
-static ckpt_status parse_dtype(reader *r, const ckpt_pkl *properties, ckpt_dcp_tensor *t)
-{
-    const ckpt_pkl *state = object_state(properties), *dtype = NULL;
-    if (state && state->kind == CKPT_PKL_TUPLE && state->n_items)
-        dtype = state->items[0];
-    else if (state && state->kind == CKPT_PKL_DICT)
-        dtype = ckpt_pkl_get(state, "dtype");
-    if (is_none(dtype))
-        return CKPT_OK;
-    if (dtype->kind != CKPT_PKL_GLOBAL || strcmp(dtype->str, "torch") != 0)
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "dtype is not a torch dtype");
-    if (!ckpt_dtype_from_torch(dtype->name, &t->dtype))
-        return ckpt_fail(r->err, CKPT_E_UNSUPPORTED, "dtype torch.%s", dtype->name);
-    t->has_dtype = true;
-    return CKPT_OK;
-}
-
 static bool is_empty(int rank, const int64_t *len)
 {
     for (int i = 0; i < rank; i++)
@@ -403,48 +319,42 @@ static void format_box(char *text, size_t size, int rank, const int64_t *v)
 
 /* key: the tensor's name as stored, so that a memoised one is found by its address. */
 static ckpt_status parse_piece(reader *r, const ckpt_dcp_tensor *t, entry_key *key,
-                               const ckpt_pkl *node, ckpt_dcp_piece *piece)
+                               const ckpt_dcp_taken_chunk *chunk, ckpt_dcp_piece *piece)
 {
-    if (!ckpt_pkl_is_object(node, NULL, "ChunkStorageMetadata"))
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "is not a ChunkStorageMetadata");
-    int64_t lo[CKPT_MAX_RANK], len[CKPT_MAX_RANK];
-    int lo_rank, len_rank;
-    ckpt_status status;
-    CKPT_CHECK(size_of(r, ckpt_pkl_get(node, "offsets"), "offsets", lo, &lo_rank));
-    CKPT_CHECK(size_of(r, ckpt_pkl_get(node, "sizes"), "sizes", len, &len_rank));
-    if (lo_rank != t->rank || len_rank != t->rank)
+    if (chunk->lo_rank != t->rank || chunk->len_rank != t->rank)
         return ckpt_fail(r->err, CKPT_E_FORMAT, "has %d offsets and %d sizes, tensor has %d dims",
-                         lo_rank, len_rank, t->rank);
-    memcpy(piece->lo, lo, (size_t)t->rank * sizeof *lo);
-    memcpy(piece->len, len, (size_t)t->rank * sizeof *len);
-    key->offset = lo;
-    CKPT_CHECK(find_entry(r, key, t->name, &piece->entry));
-    if (piece->entry == CKPT_DCP_NO_ENTRY && !is_empty(t->rank, len)) {
-        char at[128];
-        format_box(at, sizeof at, t->rank, lo);
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "at [%s] has no storage entry", at);
-    }
-done:
-    return status;
+                         chunk->lo_rank, chunk->len_rank, t->rank);
+    piece->lo = chunk->lo;
+    piece->len = chunk->len;
+    key->offset = chunk->lo;
+    ckpt_status status = find_entry(r, key, t->name, &piece->entry);
+    if (status != CKPT_OK || piece->entry != CKPT_DCP_NO_ENTRY || is_empty(t->rank, chunk->len))
+        return status;
+    char at[128];
+    format_box(at, sizeof at, t->rank, chunk->lo);
+    return ckpt_fail(r->err, CKPT_E_FORMAT, "at [%s] has no storage entry", at);
 }
 
 static ckpt_status parse_pieces(reader *r, ckpt_dcp_tensor *t, entry_key *key,
-                                const ckpt_pkl *chunks)
+                                const ckpt_dcp_taken_tensor *from)
 {
-    size_t n = chunks->n_items, rank = (size_t)t->rank;
     ckpt_err *err = r->err;
     ckpt_status status = CKPT_OK;
-    if (chunks->kind != CKPT_PKL_LIST && chunks->kind != CKPT_PKL_TUPLE)
-        return ckpt_fail(r->err, CKPT_E_FORMAT, "chunks is not a list");
-    int64_t *boxes = ckpt_arena_array(r->keep, 2 * rank * n + 1, sizeof *boxes);
-    t->pieces = ckpt_arena_array(r->keep, n + 1, sizeof *t->pieces);
-    if (!boxes || !t->pieces)
+    t->pieces = ckpt_arena_array(r->keep, from->n + 1, sizeof *t->pieces);
+    if (!t->pieces)
         return no_memory(r);
     key->rank = t->rank;
-    for (size_t i = 0; i < n; i++) {
-        t->pieces[i].lo = boxes + 2 * rank * i;
-        t->pieces[i].len = boxes + 2 * rank * i + rank;
-        CKPT_TRY(parse_piece(r, t, key, chunks->items[i], &t->pieces[i]), "chunk %zu", i);
+    for (size_t i = 0; i < from->n; i++) {
+        ckpt_dcp_taken_chunk chunk;
+        const ckpt_dcp_taken_chunk *taken =
+            from->chunks ? ckpt_dcp_chunk_of(&r->taken, from->chunks->items[i])
+                         : &r->taken.chunks[from->first + i];
+        if (taken)
+            chunk = *taken;
+        else
+            CKPT_TRY(ckpt_dcp_chunk_parse(from->chunks->items[i], r->keep, &chunk, err),
+                     "chunk %zu", i);
+        CKPT_TRY(parse_piece(r, t, key, &chunk, &t->pieces[i]), "chunk %zu", i);
         t->n_pieces++;
     }
 done:
@@ -464,15 +374,21 @@ static ckpt_status unpack_pairs(const reader *r, ckpt_dcp_tensor *t)
 
 static ckpt_status parse_tensor(reader *r, const ckpt_pkl *node, entry_key *key, ckpt_dcp_tensor *t)
 {
-    ckpt_status status;
+    const ckpt_dcp_taken_tensor *taken = ckpt_dcp_tensor_of(&r->taken, node);
+    ckpt_dcp_taken_tensor from;
+    ckpt_status status = CKPT_OK;
     int64_t numel;
-    CKPT_CHECK(parse_dtype(r, ckpt_pkl_get(node, "properties"), t));
-    CKPT_CHECK(size_in(r, r->keep, ckpt_pkl_get(node, "size"), "size", &t->dims, &t->rank));
+    if (!taken)
+        CKPT_CHECK(ckpt_dcp_tensor_parse(node, r->keep, &from, r->err));
+    else
+        from = *taken;
+    t->dims = from.dims;
+    t->rank = from.rank;
+    t->dtype = from.dtype;
+    t->has_dtype = from.has_dtype;
     if (!is_empty(t->rank, t->dims) && !ckpt_numel(t->rank, t->dims, &numel))
         return ckpt_fail(r->err, CKPT_E_FORMAT, "number of elements overflows");
-    const ckpt_pkl *chunks = ckpt_pkl_get(node, "chunks");
-    if (!is_none(chunks))
-        CKPT_CHECK(parse_pieces(r, t, key, chunks));
+    CKPT_CHECK(parse_pieces(r, t, key, &from));
     if (t->has_dtype && t->dtype == CKPT_F4)
         CKPT_CHECK(unpack_pairs(r, t));
 done:
@@ -499,7 +415,8 @@ static ckpt_status parse_named(reader *r, const ckpt_pkl *key_node, const ckpt_p
 
     ckpt_dcp_meta *meta = r->meta;
     entry_key key = {.fqn = text, .len = (uint32_t)key_node->len, .rank = -1};
-    if (ckpt_pkl_is_object(node, NULL, "TensorStorageMetadata")) {
+    if (ckpt_pkl_is_object(node, NULL, "TensorStorageMetadata") ||
+        ckpt_dcp_tensor_of(&r->taken, node)) {
         ckpt_dcp_tensor *t = &meta->tensors[meta->n_tensors++];
         t->name = name;
         r->seen_tensor[r->n_seen - 1] = (uint32_t)meta->n_tensors;
@@ -550,7 +467,7 @@ static ckpt_status parse_reformed(reader *r, const ckpt_pkl *key, const ckpt_pkl
     const ckpt_pkl *shape = ckpt_pkl_get(node, "nd_reformulated_orig_global_shape");
     const char *name;
     int64_t *dims = NULL;
-    if (is_none(shape))
+    if (ckpt_dcp_is_none(shape))
         return CKPT_OK;
     ckpt_err *err = r->err;
     ckpt_status status = name_of(r, key, "key", &name);
@@ -565,7 +482,8 @@ static ckpt_status parse_reformed(reader *r, const ckpt_pkl *key, const ckpt_pkl
     if (r->seen_tensor[*slot - 1] == 0)
         return ckpt_fail(r->err, CKPT_E_FORMAT, "'%s' is an object and has a shape", name);
     ckpt_dcp_tensor *t = &r->meta->tensors[r->seen_tensor[*slot - 1] - 1];
-    CKPT_TRY(size_in(r, r->keep, shape, "nd_reformulated_orig_global_shape", &dims, &t->flat_rank),
+    CKPT_TRY(ckpt_dcp_size_in(r->keep, shape, "nd_reformulated_orig_global_shape", &dims,
+                              &t->flat_rank, err),
              "tensor '%s'", name);
     static const int64_t none;
     t->flat = dims ? dims : &none;
@@ -578,7 +496,7 @@ static ckpt_status parse_mcore(reader *r, const ckpt_pkl *node)
 {
     ckpt_pkl *const *pairs;
     size_t n;
-    if (is_none(node))
+    if (ckpt_dcp_is_none(node))
         return CKPT_OK;
     if (!ckpt_pkl_pairs(node, &pairs, &n))
         return ckpt_fail(r->err, CKPT_E_FORMAT, "not a dict");
@@ -649,7 +567,7 @@ static ckpt_status strip_model(reader *r, const ckpt_pkl *node)
 {
     ckpt_pkl *const *pairs;
     size_t n, under = 0, inside = 0;
-    if (is_none(node) || !ckpt_pkl_pairs(node, &pairs, &n))
+    if (ckpt_dcp_is_none(node) || !ckpt_pkl_pairs(node, &pairs, &n))
         return CKPT_OK;
     for (size_t i = 0; i < r->meta->n_tensors; i++)
         inside += in_model(&r->meta->tensors[i]);
@@ -687,16 +605,29 @@ static ckpt_status keep_unused_names(reader *r)
     return CKPT_OK;
 }
 
-ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *arena,
-                                ckpt_dcp_meta *meta, ckpt_err *err)
+static ckpt_status parse_pickle(reader *r, const uint8_t *bytes, size_t n, bool nodes,
+                                ckpt_pkl **root, uint32_t *n_nodes)
+{
+    ckpt_pkl_taker taker = ckpt_dcp_taker(&r->taken);
+    if (!nodes &&
+        ckpt_pkl_parse_taking(bytes, n, r->scratch, &taker, root, n_nodes, NULL) == CKPT_OK)
+        return CKPT_OK;
+    ckpt_dcp_taken_release(&r->taken);
+    ckpt_arena_free(r->scratch);
+    return ckpt_pkl_parse(bytes, n, r->scratch, NULL, root, NULL, n_nodes, r->err);
+}
+
+static ckpt_status meta_parse(const uint8_t *bytes, size_t n, bool nodes, ckpt_arena *arena,
+                              ckpt_dcp_meta *meta, ckpt_err *err)
 {
     *meta = (ckpt_dcp_meta){0};
     ckpt_arena scratch = {0};
     reader r = {.keep = arena, .scratch = &scratch, .meta = meta, .err = err};
+    r.taken = (ckpt_dcp_taken){.keep = arena, .scratch = &scratch};
     ckpt_pkl *root = NULL;
     ckpt_status status;
     uint32_t n_nodes = 0;
-    CKPT_CHECK(ckpt_pkl_parse(bytes, n, &scratch, NULL, &root, NULL, &n_nodes, err));
+    CKPT_CHECK(parse_pickle(&r, bytes, n, nodes, &root, &n_nodes));
     const char *unknown = ckpt_pkl_unknown_global(root, n_nodes, &scratch, err);
     if (unknown) {
         meta->unknown_global = ckpt_arena_strdup(arena, unknown);
@@ -719,6 +650,19 @@ ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *aren
     CKPT_CHECK(keep_unused_names(&r));
     status = ckpt_pkl_take_policy(root, &meta->policy, err);
 done:
+    ckpt_dcp_taken_release(&r.taken);
     ckpt_arena_free(&scratch);
     return status;
+}
+
+ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *arena,
+                                ckpt_dcp_meta *meta, ckpt_err *err)
+{
+    return meta_parse(bytes, n, false, arena, meta, err);
+}
+
+ckpt_status ckpt_dcp_meta_parse_nodes(const uint8_t *bytes, size_t n, ckpt_arena *arena,
+                                      ckpt_dcp_meta *meta, ckpt_err *err)
+{
+    return meta_parse(bytes, n, true, arena, meta, err);
 }

@@ -65,6 +65,10 @@ typedef struct ckpt_dcp_meta {
 ckpt_status ckpt_dcp_meta_parse(const uint8_t *bytes, size_t n, ckpt_arena *arena,
                                 ckpt_dcp_meta *meta, ckpt_err *err) CKPT_MUST_USE;
 
+/* The same with every object made of nodes first: slower, and what the other is compared with. */
+ckpt_status ckpt_dcp_meta_parse_nodes(const uint8_t *bytes, size_t n, ckpt_arena *arena,
+                                      ckpt_dcp_meta *meta, ckpt_err *err) CKPT_MUST_USE;
+
 /* That a flattened tensor's original shape and chunks fit the stored shape. */
 ckpt_status ckpt_dcp_flat_check(const ckpt_dcp_tensor *t, ckpt_err *err) CKPT_MUST_USE;
 

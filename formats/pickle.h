@@ -23,7 +23,8 @@ typedef enum ckpt_pkl_kind {
     CKPT_PKL_SET,    /* set and frozenset made by protocol-4 opcodes */
     CKPT_PKL_GLOBAL, /* module in str, name in name */
     CKPT_PKL_OBJECT, /* callable(args) with state, appended items, set items */
-    CKPT_PKL_PERSID  /* items[0] = the id */
+    CKPT_PKL_PERSID, /* items[0] = the id */
+    CKPT_PKL_TAKEN   /* an object that a ckpt_pkl_taker took: i = its number; no other member */
 } ckpt_pkl_kind;
 
 typedef struct ckpt_pkl ckpt_pkl;
@@ -61,6 +62,40 @@ typedef struct ckpt_pkl_limits {
 ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
                            const ckpt_pkl_limits *limits, ckpt_pkl **out, size_t *used,
                            uint32_t *n_nodes, ckpt_err *err) CKPT_MUST_USE;
+
+/* Takes the contents of objects while the pickle is read, so that a table of a million of them needs
+ * neither the memory of their nodes nor the time to make them. */
+typedef enum ckpt_pkl_field_kind {
+    CKPT_PKL_FIELD_NONE,
+    CKPT_PKL_FIELD_INT,
+    CKPT_PKL_FIELD_NODE,  /* a value of the graph: a string, or what was made before */
+    CKPT_PKL_FIELD_SIZE,  /* torch.Size */
+    CKPT_PKL_FIELD_STATE, /* an object with a tuple as its state, of which node is the first */
+    CKPT_PKL_FIELD_TAKEN /* a list of n objects that were taken one after the other, the last as i */
+} ckpt_pkl_field_kind;
+typedef struct ckpt_pkl_field {
+    const ckpt_pkl *key; /* a string */
+    ckpt_pkl *node;
+    int64_t i;
+    size_t n;
+    int64_t dims[8];
+    int rank;
+    ckpt_pkl_field_kind kind;
+} ckpt_pkl_field;
+typedef struct ckpt_pkl_taker {
+    /* Number of a class, by name alone; 0: not one of those to take. */
+    int64_t (*wants)(const char *name);
+    /* An object of a class with a dict as its state. *number is kept in its place. False: it is made of
+     * nodes after all. A taken part of an object may be offered again if the whole is not taken. */
+    bool (*take)(void *self, int64_t class_number, const ckpt_pkl_field *fields, size_t n,
+                 int64_t *number);
+    void *self;
+} ckpt_pkl_taker;
+/* ckpt_pkl_parse with objects taken out. It fails if a part of what was taken is referred to later: on
+ * any error parse again without a taker. */
+ckpt_status ckpt_pkl_parse_taking(const uint8_t *p, size_t n, ckpt_arena *arena,
+                                  const ckpt_pkl_taker *taker, ckpt_pkl **out, uint32_t *n_nodes,
+                                  ckpt_err *err) CKPT_MUST_USE;
 
 /* Recognisers. All accept NULL. */
 bool ckpt_pkl_is_global(const ckpt_pkl *p, const char *module, const char *name);

@@ -162,7 +162,7 @@ typedef struct walk {
 
 static ckpt_status enqueue(walk *w, const ckpt_pkl *p)
 {
-    if (!p || p->id >= w->n_nodes || w->seen[p->id])
+    if (!p || p->kind == CKPT_PKL_TAKEN || p->id >= w->n_nodes || w->seen[p->id])
         return CKPT_OK;
     w->seen[p->id] = 1;
     ckpt_status status = ckpt_grow((void **)&w->stack, &w->cap, w->n + 1, sizeof *w->stack, w->err);

@@ -555,6 +555,7 @@ static ckpt_json *compound_json(render *r, const ckpt_pkl *p)
     case CKPT_PKL_STR:
     case CKPT_PKL_BYTES:
     case CKPT_PKL_GLOBAL:
+    case CKPT_PKL_TAKEN:
         break;
     }
     return NULL;
@@ -601,6 +602,8 @@ static ckpt_json *node_json(render *r, const ckpt_pkl *p)
     case CKPT_PKL_OBJECT:
     case CKPT_PKL_PERSID:
         break;
+    case CKPT_PKL_TAKEN:
+        return tagged("$taken", ckpt_json_new_int(p->i));
     }
     return nested_json(r, p);
 }

@@ -11,15 +11,10 @@
 #include <string.h>
 
 #include "checked.h"
+#include "le.h"
 
 #define DEFAULT_NODES ((size_t)1 << 20)
 #define DEFAULT_DEPTH ((size_t)1 << 20)
-/* Real picklers number the memo densely. Indexes far above the count go to a small sorted table. */
-#define MEMO_SLACK ((uint64_t)4096)
-#define MEMO_SPARSE_MAX ((size_t)16384)
-
-/* Bytes of a node that is neither GLOBAL nor OBJECT. */
-#define BASE_SIZE offsetof(ckpt_pkl, name)
 
 typedef ckpt_status (*op_fn)(ckpt_vm *v, uint8_t op);
 
@@ -39,18 +34,39 @@ ckpt_status ckpt_vm_no_memory(ckpt_vm *v)
     return ckpt_fail(v->err, CKPT_E_NOMEM, "pickle: out of memory after %u nodes", v->n_nodes);
 }
 
-ckpt_status ckpt_vm_node(ckpt_vm *v, ckpt_pkl_kind kind, ckpt_pkl **out)
+/* extra: bytes behind the node, for its text. */
+static ckpt_status new_node(ckpt_vm *v, ckpt_pkl_kind kind, size_t extra, ckpt_pkl **out)
 {
     *out = NULL;
     if (v->n_nodes >= v->max_nodes)
         return VM_FAIL(v, "more than %zu nodes", v->max_nodes);
     bool full = kind == CKPT_PKL_GLOBAL || kind == CKPT_PKL_OBJECT;
-    ckpt_pkl *node = ckpt_arena_alloc(v->arena, full ? sizeof(ckpt_pkl) : BASE_SIZE);
+    ckpt_pkl *node =
+        ckpt_arena_alloc(v->arena, (full ? sizeof(ckpt_pkl) : CKPT_VM_BASE_SIZE) + extra);
     if (!node)
         return ckpt_vm_no_memory(v);
     node->kind = kind;
     node->id = v->n_nodes++;
     *out = node;
+    return CKPT_OK;
+}
+
+ckpt_status ckpt_vm_node(ckpt_vm *v, ckpt_pkl_kind kind, ckpt_pkl **out)
+{
+    return new_node(v, kind, 0, out);
+}
+
+ckpt_status ckpt_vm_text_node(ckpt_vm *v, ckpt_pkl_kind kind, const void *p, size_t n,
+                              ckpt_pkl **out)
+{
+    ckpt_status status = new_node(v, kind, n + 1, out);
+    if (status != CKPT_OK)
+        return status;
+    char *text = (char *)*out + CKPT_VM_BASE_SIZE;
+    if (n)
+        memcpy(text, p, n);
+    (*out)->str = text;
+    (*out)->len = n;
     return CKPT_OK;
 }
 
@@ -228,9 +244,9 @@ static ckpt_status op_collect(ckpt_vm *v, uint8_t op)
 
 static const char *kind_name(const ckpt_pkl *p)
 {
-    static const char *const names[] = {"None", "bool",   "int",    "int",   "float",
-                                        "str",  "bytes",  "list",   "tuple", "dict",
-                                        "set",  "global", "object", "persid"};
+    static const char *const names[] = {"None", "bool",   "int",    "int",    "float",
+                                        "str",  "bytes",  "list",   "tuple",  "dict",
+                                        "set",  "global", "object", "persid", "taken"};
     return names[p->kind];
 }
 
@@ -307,82 +323,6 @@ static ckpt_status op_setitem(ckpt_vm *v, uint8_t op)
 
 /* ---- memo ------------------------------------------------------------------------------------- */
 
-/* Position of index in the sparse table, or where it belongs. */
-static size_t sparse_find(const ckpt_vm *v, uint64_t index)
-{
-    size_t lo = 0, hi = v->n_sparse;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (v->sparse[mid].index < index)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-static ckpt_pkl **memo_slot(ckpt_vm *v, uint64_t index)
-{
-    if (index < v->dense_cap && v->dense[index])
-        return &v->dense[index];
-    size_t at = sparse_find(v, index);
-    return at < v->n_sparse && v->sparse[at].index == index ? &v->sparse[at].node : NULL;
-}
-
-static ckpt_status memo_put_dense(ckpt_vm *v, uint64_t index, ckpt_pkl *node)
-{
-    size_t old = v->dense_cap;
-    ckpt_status status =
-        ckpt_grow((void **)&v->dense, &v->dense_cap, (size_t)index + 1, sizeof *v->dense, v->err);
-    if (status != CKPT_OK)
-        return status;
-    if (v->dense_cap > old)
-        memset(v->dense + old, 0, (v->dense_cap - old) * sizeof *v->dense);
-    v->dense[index] = node;
-    return CKPT_OK;
-}
-
-static ckpt_status memo_put_sparse(ckpt_vm *v, uint64_t index, ckpt_pkl *node)
-{
-    if (v->n_sparse >= MEMO_SPARSE_MAX)
-        return VM_FAIL(v, "memo index %llu and %zu others far above the memo size",
-                       (unsigned long long)index, v->n_sparse);
-    ckpt_status status =
-        ckpt_grow((void **)&v->sparse, &v->sparse_cap, v->n_sparse + 1, sizeof *v->sparse, v->err);
-    if (status != CKPT_OK)
-        return status;
-    size_t at = sparse_find(v, index);
-    memmove(v->sparse + at + 1, v->sparse + at, (v->n_sparse - at) * sizeof *v->sparse);
-    v->sparse[at] = (ckpt_vm_sparse){index, node};
-    v->n_sparse++;
-    return CKPT_OK;
-}
-
-static ckpt_status memo_put(ckpt_vm *v, uint64_t index)
-{
-    ckpt_status status = ckpt_vm_need(v, 1);
-    if (status != CKPT_OK)
-        return status;
-    ckpt_pkl *node = v->stack[v->sp - 1];
-    ckpt_pkl **slot = memo_slot(v, index);
-    if (slot) {
-        *slot = node;
-        return CKPT_OK;
-    }
-    v->memo_count++;
-    if (index < v->dense_cap || index < 2 * v->memo_count + MEMO_SLACK)
-        return memo_put_dense(v, index, node);
-    return memo_put_sparse(v, index, node);
-}
-
-static ckpt_status memo_get(ckpt_vm *v, uint64_t index)
-{
-    ckpt_pkl **slot = memo_slot(v, index);
-    if (!slot)
-        return VM_FAIL(v, "memo index %llu was never stored", (unsigned long long)index);
-    return ckpt_vm_push(v, *slot);
-}
-
 static ckpt_status take_index_text(ckpt_vm *v, uint64_t *out)
 {
     const char *line;
@@ -404,7 +344,7 @@ static ckpt_status op_put(ckpt_vm *v, uint8_t op)
     ckpt_status status = op == 0x94  ? CKPT_OK
                          : op == 'p' ? take_index_text(v, &index)
                                      : ckpt_vm_take_uint(v, op == 'q' ? 1 : 4, &index);
-    return status == CKPT_OK ? memo_put(v, index) : status;
+    return status == CKPT_OK ? ckpt_vm_memo_put(v, index) : status;
 }
 
 static ckpt_status op_get(ckpt_vm *v, uint8_t op)
@@ -412,7 +352,7 @@ static ckpt_status op_get(ckpt_vm *v, uint8_t op)
     uint64_t index;
     ckpt_status status =
         op == 'g' ? take_index_text(v, &index) : ckpt_vm_take_uint(v, op == 'h' ? 1 : 4, &index);
-    return status == CKPT_OK ? memo_get(v, index) : status;
+    return status == CKPT_OK ? ckpt_vm_memo_get(v, index) : status;
 }
 
 /* ---- globals and objects ---------------------------------------------------------------------- */
@@ -432,6 +372,8 @@ static ckpt_status new_global(ckpt_vm *v, const char *mod, size_t n_mod, const c
     (*out)->name = ckpt_arena_strndup(v->arena, name, n_name);
     if (!(*out)->str || !(*out)->name)
         return ckpt_vm_no_memory(v);
+    if (v->taker)
+        (*out)->i = v->taker->wants((*out)->name);
     if (!v->unknown && !ckpt_pkl_global_known((*out)->str, (*out)->name)) {
         v->unknown = ckpt_arena_printf(v->arena, "%s.%s", (*out)->str, (*out)->name);
         if (!v->unknown)
@@ -547,6 +489,40 @@ static ckpt_status push_size(ckpt_vm *v, ckpt_pkl *callable, ckpt_pkl *args)
     return status;
 }
 
+ckpt_status ckpt_vm_size(ckpt_vm *v, int rank, const int64_t *dims, ckpt_pkl *out[3])
+{
+    uint64_t h = (uint64_t)rank;
+    for (int i = 0; i < rank; i++)
+        h = (h ^ (h >> 31) ^ (uint64_t)dims[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    ckpt_pkl **slot = &v->cache->by_dims[h >> 51], *size = *slot;
+    bool hit = size && size->args->items[0]->n_items == (size_t)rank;
+    for (int i = 0; hit && i < rank; i++)
+        hit = size->args->items[0]->items[i]->i == dims[i];
+    if (!hit) {
+        size_t sp = v->sp;
+        ckpt_status status = CKPT_OK;
+        for (int i = 0; status == CKPT_OK && i < rank; i++)
+            status = ckpt_vm_push_int(v, dims[i]);
+        if (status == CKPT_OK)
+            status = rank ? make_tuple(v, v->stack + sp, (size_t)rank, &out[0]) : op_empty(v, ')');
+        if (status == CKPT_OK && rank == 0)
+            out[0] = v->empty_tuple;
+        v->sp = sp;
+        if (status == CKPT_OK)
+            status = make_tuple(v, out, 1, &out[1]);
+        if (status == CKPT_OK)
+            status = push_size(v, v->size, out[1]);
+        if (status != CKPT_OK)
+            return status;
+        size = *slot = v->stack[v->sp - 1];
+        v->sp = sp;
+    }
+    out[0] = size->args->items[0];
+    out[1] = size->args;
+    out[2] = size;
+    return CKPT_OK;
+}
+
 static ckpt_status op_reduce(ckpt_vm *v, uint8_t op)
 {
     size_t n = op == 0x92 ? 3 : 2;
@@ -554,13 +530,20 @@ static ckpt_status op_reduce(ckpt_vm *v, uint8_t op)
     if (status != CKPT_OK)
         return status;
     v->sp -= n;
-    ckpt_pkl **at = v->stack + v->sp;
+    ckpt_pkl *at[3];
+    memcpy(at, v->stack + v->sp, n * sizeof *at);
     if (at[1]->kind != CKPT_PKL_TUPLE)
         return VM_FAIL(v, "arguments are a %s, not a tuple", kind_name(at[1]));
     if (n == 3 && at[2]->kind != CKPT_PKL_DICT)
         return VM_FAIL(v, "keyword arguments are a %s, not a dict", kind_name(at[2]));
     if (op == 'R' && v->cache && is_size(v, at[0]))
         return push_size(v, at[0], at[1]);
+    if (op == 0x81 && v->taker && at[0]->kind == CKPT_PKL_GLOBAL && at[0]->i) {
+        ckpt_pkl *taken;
+        status = ckpt_vm_take_object(v, at[0]->i, &taken);
+        if (status != CKPT_OK || taken)
+            return status == CKPT_OK ? ckpt_vm_push(v, taken) : status;
+    }
     status = push_object(v, at[0], at[1], n == 3 ? at[2] : NULL, op != 'R');
     return status == CKPT_OK && op == 'R' ? adopt_pairs(v, v->stack[v->sp - 1]) : status;
 }
@@ -654,6 +637,8 @@ static ckpt_status op_stop(ckpt_vm *v, uint8_t op)
 {
     (void)op;
     ckpt_status status = ckpt_vm_need(v, 1);
+    if (status == CKPT_OK && v->stack[v->sp - 1]->kind == CKPT_PKL_TAKEN)
+        return VM_FAIL(v, "the whole is an object that was taken");
     if (status == CKPT_OK)
         v->result = v->stack[v->sp - 1];
     return status;
@@ -689,6 +674,30 @@ static const op_fn ops[256] = {
 };
 /* clang-format on */
 
+/* MEMOIZE, BINGET and LONG_BINGET, which are two of three opcodes of what Python's pickler writes,
+ * where nothing can be wrong with them. False: the ordinary way. */
+static bool run_memo(ckpt_vm *v, uint8_t op)
+{
+    if (op == 0x94) {
+        if (v->sp <= ckpt_vm_floor(v) || v->dense_n != v->memo_count ||
+            v->dense_n == v->dense_cap || v->n_sparse)
+            return false;
+        v->dense[v->dense_n++] = v->stack[v->sp - 1];
+        v->memo_count++;
+        return true;
+    }
+    size_t width = op == 'h' ? 1 : 4;
+    if (v->n - v->pos < width || v->sp >= v->stack_cap || v->sp >= v->max_depth)
+        return false;
+    size_t index = op == 'h' ? v->p[v->pos] : ckpt_get_u32(v->p + v->pos);
+    ckpt_pkl *node = index < v->dense_n ? v->dense[index] : NULL;
+    if (!node || node == &v->gone)
+        return false;
+    v->pos += width;
+    v->stack[v->sp++] = node;
+    return true;
+}
+
 static ckpt_status run(ckpt_vm *v)
 {
     while (!v->result) {
@@ -696,6 +705,8 @@ static ckpt_status run(ckpt_vm *v)
         if (v->pos == v->n)
             return ckpt_fail(v->err, CKPT_E_FORMAT, "pickle: no STOP in %zu bytes", v->n);
         uint8_t op = v->p[v->pos++];
+        if ((op == 0x94 || op == 'h' || op == 'j') && run_memo(v, op))
+            continue;
         ckpt_status status = ops[op] ? ops[op](v, op) : VM_FAIL(v, "unknown opcode");
         if (status != CKPT_OK)
             return status;
@@ -715,18 +726,18 @@ static ckpt_status flag_unknown(ckpt_vm *v)
     return CKPT_OK;
 }
 
-ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
-                           const ckpt_pkl_limits *limits, ckpt_pkl **out, size_t *used,
-                           uint32_t *n_nodes, ckpt_err *err)
+static ckpt_status parse(const ckpt_pkl_taker *taker, const uint8_t *p, size_t n, ckpt_arena *arena,
+                         const ckpt_pkl_limits *limits, ckpt_pkl **out, size_t *used,
+                         uint32_t *n_nodes, ckpt_err *err)
 {
-    ckpt_vm v = {.p = p, .n = n, .arena = arena, .err = err};
+    ckpt_vm v = {.p = p, .n = n, .arena = arena, .taker = taker, .err = err};
     v.max_nodes = limits && limits->max_nodes ? limits->max_nodes
                   : n > DEFAULT_NODES         ? n
                                               : DEFAULT_NODES;
     v.max_nodes = (size_t)ckpt_min_u64(v.max_nodes, UINT32_MAX - 1);
     v.max_depth = limits && limits->max_depth ? limits->max_depth : DEFAULT_DEPTH;
     *out = NULL;
-    if (n >= CKPT_VM_CACHE_MIN)
+    if (n >= CKPT_VM_CACHE_MIN || taker)
         v.cache = calloc(1, sizeof *v.cache); /* without it everything works, but slower */
     ckpt_status status = run(&v);
     if (status == CKPT_OK)
@@ -744,4 +755,18 @@ ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
     free(v.sparse);
     free(v.cache);
     return status;
+}
+
+ckpt_status ckpt_pkl_parse(const uint8_t *p, size_t n, ckpt_arena *arena,
+                           const ckpt_pkl_limits *limits, ckpt_pkl **out, size_t *used,
+                           uint32_t *n_nodes, ckpt_err *err)
+{
+    return parse(NULL, p, n, arena, limits, out, used, n_nodes, err);
+}
+
+ckpt_status ckpt_pkl_parse_taking(const uint8_t *p, size_t n, ckpt_arena *arena,
+                                  const ckpt_pkl_taker *taker, ckpt_pkl **out, uint32_t *n_nodes,
+                                  ckpt_err *err)
+{
+    return parse(taker, p, n, arena, NULL, out, NULL, n_nodes, err);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "checked.h"
+#include "le.h"
 
 #define SHORT_STRING ((size_t)32)
 #define TEXT_MAX ((size_t)4300) /* digits of a textual integer, as CPython limits them */
@@ -29,8 +30,20 @@ ckpt_status ckpt_vm_take_uint(ckpt_vm *v, size_t width, uint64_t *out)
     *out = 0;
     if (status != CKPT_OK)
         return status;
-    for (size_t i = 0; i < width; i++)
-        *out |= (uint64_t)p[i] << (8 * i);
+    switch (width) { /* the widths in use, as single loads */
+    case 1:
+        *out = p[0];
+        break;
+    case 2:
+        *out = ckpt_get_u16(p);
+        break;
+    case 4:
+        *out = ckpt_get_u32(p);
+        break;
+    default:
+        for (size_t i = 0; i < width; i++)
+            *out |= (uint64_t)p[i] << (8 * i);
+    }
     return CKPT_OK;
 }
 
@@ -63,17 +76,13 @@ static ckpt_status take_counted(ckpt_vm *v, size_t width, const uint8_t **p, siz
 ckpt_status ckpt_vm_push_text(ckpt_vm *v, ckpt_pkl_kind kind, const void *p, size_t n,
                               ckpt_pkl **out)
 {
-    ckpt_status status = ckpt_vm_push_new(v, kind, out);
-    if (status != CKPT_OK)
-        return status;
-    (*out)->str = ckpt_arena_strndup(v->arena, p, n);
-    (*out)->len = n;
-    return (*out)->str ? CKPT_OK : ckpt_vm_no_memory(v);
+    ckpt_status status = ckpt_vm_text_node(v, kind, p, n, out);
+    return status == CKPT_OK ? ckpt_vm_push(v, *out) : status;
 }
 
 /* ---- scalars ---------------------------------------------------------------------------------- */
 
-static ckpt_status push_int(ckpt_vm *v, int64_t value)
+ckpt_status ckpt_vm_push_int(ckpt_vm *v, int64_t value)
 {
     ckpt_pkl *node, **slot = NULL;
     if (value >= 0 && value < 256)
@@ -105,7 +114,7 @@ static ckpt_status push_long(ckpt_vm *v, const uint8_t *p, size_t n)
         value = value << 8 | p[i];
     int64_t signed_value;
     memcpy(&signed_value, &value, sizeof signed_value);
-    return push_int(v, signed_value);
+    return ckpt_vm_push_int(v, signed_value);
 }
 
 ckpt_status ckpt_vm_push_single(ckpt_vm *v, ckpt_pkl **slot, ckpt_pkl_kind kind, int64_t value)
@@ -137,8 +146,8 @@ ckpt_status ckpt_vm_op_binint(ckpt_vm *v, uint8_t op)
     if (status != CKPT_OK)
         return status;
     if (op == 'J' && value > INT32_MAX)
-        return push_int(v, (int64_t)value - ((int64_t)1 << 32));
-    return push_int(v, (int64_t)value);
+        return ckpt_vm_push_int(v, (int64_t)value - ((int64_t)1 << 32));
+    return ckpt_vm_push_int(v, (int64_t)value);
 }
 
 ckpt_status ckpt_vm_op_long_n(ckpt_vm *v, uint8_t op)

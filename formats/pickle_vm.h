@@ -1,11 +1,16 @@
-/* The state of one pickle parse, shared by pickle_parse.c (stack, memo, objects, dispatch) and
- * pickle_scalar.c (values that have no children). */
+/* The state of one pickle parse, shared by pickle_parse.c (stack, objects, dispatch), pickle_memo.c,
+ * pickle_scalar.c (values that have no children) and pickle_take.c. */
 #ifndef CKPT_PICKLE_VM_H
 #define CKPT_PICKLE_VM_H
 
 #include "pickle_internal.h"
 
 #include <string.h>
+
+/* Bytes of a node that is neither GLOBAL nor OBJECT. */
+#define CKPT_VM_BASE_SIZE offsetof(ckpt_pkl, name)
+/* Bytes of a TAKEN node, which has nothing but its number. */
+#define CKPT_VM_TAKEN_SIZE offsetof(ckpt_pkl, str)
 
 typedef struct ckpt_vm_sparse {
     uint64_t index;
@@ -17,7 +22,7 @@ typedef struct ckpt_vm_sparse {
 #define CKPT_VM_CACHE_MIN                                                                          \
     ((size_t)1 << 20) /* bytes of pickle: a small one is not worth the tables */
 typedef struct ckpt_vm_cache {
-    ckpt_pkl *ints[4096], *tuples[8192], *sizes[8192];
+    ckpt_pkl *ints[4096], *tuples[8192], *sizes[8192], *by_dims[8192];
 } ckpt_vm_cache;
 
 typedef struct ckpt_vm {
@@ -30,7 +35,7 @@ typedef struct ckpt_vm {
     size_t *marks; /* stack heights */
     size_t n_marks, marks_cap;
     ckpt_pkl **dense;
-    size_t dense_cap;
+    size_t dense_n, dense_cap; /* as far as anything was stored; room */
     ckpt_vm_sparse *sparse;
     size_t n_sparse, sparse_cap;
     uint64_t memo_count;
@@ -41,8 +46,10 @@ typedef struct ckpt_vm {
     /* Likewise short strings and globals, in direct-mapped caches: a pickle written without a memo
      * repeats the same few field and class names for every entry. */
     ckpt_pkl *strings[1024], *globals[256];
-    ckpt_vm_cache *cache; /* or NULL */
-    ckpt_pkl *size;       /* the global torch.Size whose objects are shared, or NULL */
+    ckpt_vm_cache *cache;        /* or NULL */
+    ckpt_pkl *size;              /* the global torch.Size whose objects are shared, or NULL */
+    const ckpt_pkl_taker *taker; /* or NULL */
+    ckpt_pkl gone;               /* what the memo holds of the parts of objects that were taken */
     const char *unknown;
     ckpt_pkl *result;
 } ckpt_vm;
@@ -53,6 +60,17 @@ typedef struct ckpt_vm {
 ckpt_status ckpt_vm_fail(ckpt_vm *v, ckpt_status code, const char *fmt, ...) CKPT_PRINTF(3, 4);
 ckpt_status ckpt_vm_no_memory(ckpt_vm *v);
 ckpt_status ckpt_vm_node(ckpt_vm *v, ckpt_pkl_kind kind, ckpt_pkl **out);
+/* A STR, BYTES or BIGINT with its n bytes. */
+ckpt_status ckpt_vm_text_node(ckpt_vm *v, ckpt_pkl_kind kind, const void *p, size_t n,
+                              ckpt_pkl **out);
+/* Keep the top of the stack under an index; push what is kept under it. */
+ckpt_status ckpt_vm_memo_put(ckpt_vm *v, uint64_t index);
+ckpt_status ckpt_vm_memo_get(ckpt_vm *v, uint64_t index);
+/* torch.Size of these dims, and the two tuples within: shared nodes. */
+ckpt_status ckpt_vm_size(ckpt_vm *v, int rank, const int64_t *dims, ckpt_pkl *out[3]);
+/* Behind a NEWOBJ of a class that the taker wants: take the object, if it is of the usual form, and
+ * make the node left in its place. *out NULL: it is not, and nothing was read. */
+ckpt_status ckpt_vm_take_object(ckpt_vm *v, int64_t class_number, ckpt_pkl **out);
 
 /* Arguments in the stream; *out points into it. */
 ckpt_status ckpt_vm_take(ckpt_vm *v, uint64_t n, const uint8_t **out);
@@ -63,6 +81,7 @@ ckpt_status ckpt_vm_take_line(ckpt_vm *v, const char **line, size_t *n);
 ckpt_status ckpt_vm_push_text(ckpt_vm *v, ckpt_pkl_kind kind, const void *p, size_t n,
                               ckpt_pkl **out);
 ckpt_status ckpt_vm_push_single(ckpt_vm *v, ckpt_pkl **slot, ckpt_pkl_kind kind, int64_t value);
+ckpt_status ckpt_vm_push_int(ckpt_vm *v, int64_t value);
 ckpt_status ckpt_vm_push_py2_str(ckpt_vm *v, const void *p, size_t n);
 /* Hash of n bytes, for the caches only. */
 uint32_t ckpt_vm_hash(uint32_t seed, const void *p, size_t n);

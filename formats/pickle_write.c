@@ -238,7 +238,7 @@ static ckpt_status count_refs(emitter *e, const ckpt_pkl *root)
         }
         const ckpt_pkl *c = child_at(top->node, top->step++);
         e->edges++;
-        if (c->id >= e->n_nodes)
+        if (c->kind == CKPT_PKL_TAKEN || c->id >= e->n_nodes)
             return ckpt_fail(e->err, CKPT_E_INTERNAL, "pickle node %u of %u", c->id, e->n_nodes);
         if (e->refs[c->id] < 2 && e->refs[c->id]++ == 0)
             status = push_frame(e, c);
@@ -348,6 +348,7 @@ static bool put_leaf(emitter *e, const ckpt_pkl *p)
     case CKPT_PKL_SET:
     case CKPT_PKL_OBJECT:
     case CKPT_PKL_PERSID:
+    case CKPT_PKL_TAKEN:
         return false;
     }
     memoize(e, p);
@@ -457,7 +458,7 @@ ckpt_status ckpt_pkl_put_node(ckpt_buf *b, const ckpt_pkl *p, uint32_t n_nodes, 
     ckpt_status status;
     if (!e.refs || !e.memo)
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %u pickle nodes", n_nodes);
-    else if (p->id >= n_nodes)
+    else if (p->kind == CKPT_PKL_TAKEN || p->id >= n_nodes)
         status = ckpt_fail(err, CKPT_E_INTERNAL, "pickle node %u of %u", p->id, n_nodes);
     else
         status = count_refs(&e, p);

@@ -134,10 +134,16 @@ static void run_pickle(uint8_t *p, size_t n)
 static void run_metadata(uint8_t *p, size_t n)
 {
     ckpt_arena arena = {0};
-    ckpt_dcp_meta meta = {0};
+    ckpt_dcp_meta meta = {0}, nodes = {0};
     ckpt_err err;
-    (void)!ckpt_dcp_meta_parse(p, n, &arena, &meta, &err);
+    ckpt_status status = ckpt_dcp_meta_parse(p, n, &arena, &meta, &err);
+    if (ckpt_dcp_meta_parse_nodes(p, n, &arena, &nodes, &err) != status ||
+        (status == CKPT_OK &&
+         (meta.n_entries != nodes.n_entries || meta.n_tensors != nodes.n_tensors ||
+          meta.n_objects != nodes.n_objects)))
+        abort();
     ckpt_json_free(meta.policy);
+    ckpt_json_free(nodes.policy);
     ckpt_arena_free(&arena);
 }
 
