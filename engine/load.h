@@ -16,7 +16,9 @@
 typedef struct ckpt_eng_load_item {
     const char *name; /* for errors */
     ckpt_gather *gather;
-    uint64_t bytes; /* that it makes: of gather->to */
+    uint64_t
+        from; /* bytes of what it makes, of gather->to, that come before; 0 where leaves are wanted */
+    uint64_t bytes; /* from there on */
     void *to;       /* on the device; [bytes], or [2 bytes] when widened */
     bool widen;     /* gather->to is BF16, `to` an array of f32 */
     uint8_t

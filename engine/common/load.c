@@ -69,7 +69,7 @@ static ckpt_status load(const load_job *j, const ckpt_eng_load_item *item, uint6
     void *buffer = NULL;
     ckpt_status status;
     CKPT_CHECK(j->api->pipe_next(pipe, &buffer, err));
-    CKPT_CHECK(ckpt_gather_run(j->src, item->gather, at, n, buffer, &scratch, err));
+    CKPT_CHECK(ckpt_gather_run(j->src, item->gather, item->from + at, n, buffer, &scratch, err));
     if (item->leaves != NULL)
         hash_leaves(buffer, n, item->leaves + at / CKPT_LEAF_BYTES * CKPT_SHA256_LEN);
     if (item->widen)

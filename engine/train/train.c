@@ -10,7 +10,7 @@
 #include "checked.h"
 #include "device/context.h"
 #include "graph.h"
-#include "plan.h"
+#include "resume.h"
 #include "spread.h"
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -138,7 +138,7 @@ static ckpt_status round_on_device(ckpt_trainer *t, ckpt_err *err)
 }
 
 /* The engine's values of the masters. */
-static ckpt_status round_params(ckpt_trainer *t, ckpt_err *err)
+ckpt_status ckpt_trainer_round(ckpt_trainer *t, ckpt_err *err)
 {
     if (t->e.device != NULL)
         return round_on_device(t, err);
@@ -230,7 +230,7 @@ static ckpt_status queue_settle(void *self, ckpt_err *err)
 {
     const settle_job *j = self;
     ckpt_status status = balance(j->t, j->counts, err);
-    return status != CKPT_OK ? status : round_params(j->t, err);
+    return status != CKPT_OK ? status : ckpt_trainer_round(j->t, err);
 }
 
 /* After the optimizer: routers' biases, and the engine's values of the masters. */
@@ -302,7 +302,7 @@ ckpt_status ckpt_trainer_open(ckpt_trainer *t, const ckpt_model *base,
     if (t->master != NULL) {
         CKPT_CHECK(ckpt_eng_move(&t->e, t->master, t->net.data,
                                  (size_t)t->net.n_elements * sizeof *t->master, err));
-        status = round_params(t, err);
+        status = ckpt_trainer_round(t, err);
     }
 done:
     if (status != CKPT_OK)
@@ -333,151 +333,6 @@ void ckpt_trainer_close(ckpt_trainer *t)
         t->networks->close(&t->net);
     ckpt_eng_release(&t->e);
     *t = (ckpt_trainer){0};
-}
-
-/* ---- loading --------------------------------------------------------------------------------- */
-
-/* Index of a parameter's state in the base, or -1. */
-static int64_t find_state(const ckpt_trainer *t, const char *state, const char *param)
-{
-    char name[512];
-    int n = snprintf(name, sizeof name, "optimizer.%s.%s", state, param);
-    return n > 0 && (size_t)n < sizeof name ? ckpt_model_find(t->base, name) : -1;
-}
-
-/* This rank's part of a state of parameter p, in this process's memory. */
-static ckpt_status read_here(const ckpt_trainer *t, size_t tensor, const ENG(param) * p, float *out,
-                             ckpt_err *err)
-{
-    enum { SCRATCH = 1 << 16, PIECE = 1 << 20 };
-    const ckpt_canon *c = &t->base->tensors[tensor];
-    ckpt_arena arena = {0};
-    ckpt_gather gather;
-    ckpt_status status;
-    ckpt_scratch scratch = {.buf = malloc(SCRATCH), .cap = SCRATCH};
-    uint64_t bytes = (uint64_t)p->n * sizeof *out;
-    int64_t have = -1, n = -1;
-    if (scratch.buf == NULL) {
-        status = no_memory(t, err);
-        goto done;
-    }
-    if (!ckpt_dtype_castable(c->dtype, CKPT_F32)) {
-        status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s is no type of optimizer state",
-                           ckpt_dtype_get(c->dtype)->name);
-        goto done;
-    }
-    if (!ckpt_numel(c->rank, c->dims, &have) || !ckpt_numel(p->box.rank, p->box.dims, &n) ||
-        have != n || c->rank != p->box.rank) {
-        status = ckpt_fail(err, CKPT_E_FORMAT, "%lld elements, the parameter has %lld",
-                           (long long)have, (long long)n);
-        goto done;
-    }
-    CKPT_CHECK(ckpt_plan_box(t->base, tensor, p->box.lo, p->box.len, &arena, &gather, err));
-    gather.to = CKPT_F32;
-    for (uint64_t at = 0; at < bytes; at += PIECE)
-        CKPT_CHECK(ckpt_gather_run(t->base->src, &gather, at,
-                                   (size_t)ckpt_min_u64(PIECE, bytes - at), (uint8_t *)out + at,
-                                   &scratch, err));
-done:
-    if (status != CKPT_OK)
-        ckpt_err_frame(err, "tensor %s", c->name);
-    free(scratch.buf);
-    ckpt_arena_free(&arena);
-    return status;
-}
-
-/* Elements [lo, hi) of it into `out`, which begins with element 0, where the trainer's arrays are. */
-static ckpt_status read_state(const ckpt_trainer *t, size_t tensor, const ENG(param) * p,
-                              int64_t lo, int64_t hi, float *out, ckpt_err *err)
-{
-    if (t->e.device == NULL && lo == 0 && hi == p->n)
-        return read_here(t, tensor, p, out, err);
-    if (hi <= lo)
-        return CKPT_OK;
-    float *here = malloc((size_t)p->n * sizeof *here + 1);
-    if (here == NULL)
-        return no_memory(t, err);
-    ckpt_status status = read_here(t, tensor, p, here, err);
-    if (status == CKPT_OK)
-        status = ckpt_eng_put(&t->e, out + lo, here + lo, (size_t)(hi - lo) * sizeof *here, err);
-    free(here);
-    return status;
-}
-
-/* Masters: what the stored weights were rounded from. Without one the weight itself is it. */
-static ckpt_status load_masters(ckpt_trainer *t, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    for (size_t i = 0; i < t->net.n_params; i++) {
-        const ENG(param) *p = &t->net.params[i];
-        int64_t at = find_state(t, "master", p->name);
-        if (at < 0)
-            continue;
-        t->saves_master = true;
-        float *flat = t->master != NULL ? t->master : t->net.data;
-        CKPT_CHECK(read_state(t, (size_t)at, p, 0, p->n, flat + t->slots[i].at, err));
-    }
-    status = round_params(t, err);
-done:
-    return status;
-}
-
-/* Into a flat buffer; on several ranks only what this one keeps. */
-static ckpt_status read_moment(ckpt_trainer *t, size_t tensor, size_t i, float *flat, ckpt_err *err)
-{
-    const ENG(param) *p = &t->net.params[i];
-    int64_t lo, hi;
-    ckpt_spread_owned(t, i, &lo, &hi);
-    return read_state(t, tensor, p, lo, hi, flat + t->slots[i].at, err);
-}
-
-static const char *const words[] = {"exp_avg", "exp_avg_sq", "momentum"};
-
-/* Moments of one parameter: all that its rule needs (1), none of any rule (0), or an error. */
-static ckpt_status load_moments(ckpt_trainer *t, size_t i, bool *found, ckpt_err *err)
-{
-    const ckpt_optim_slot *slot = &t->slots[i];
-    int64_t at[3];
-    ckpt_status status = CKPT_OK;
-    for (int k = 0; k < 3; k++)
-        at[k] = find_state(t, words[k], slot->name);
-    bool adam = at[0] >= 0 && at[1] >= 0, momentum = at[2] >= 0;
-    *found = slot->muon ? momentum : adam;
-    if (!*found && (adam || momentum))
-        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
-                         "tensor %s: the checkpoint holds %s for it, and %s needs %s", slot->name,
-                         adam ? "Adam's moments" : "momentum", slot->muon ? "Muon" : "AdamW",
-                         adam ? "momentum" : "Adam's moments");
-    if (!*found)
-        return CKPT_OK;
-    CKPT_CHECK(read_moment(t, (size_t)at[slot->muon ? 2 : 0], i, t->m, err));
-    if (!slot->muon)
-        CKPT_CHECK(read_moment(t, (size_t)at[1], i, t->v, err));
-done:
-    return status;
-}
-
-ckpt_status ckpt_trainer_load(ckpt_trainer *t, bool *found, ckpt_err *err)
-{
-    ckpt_status status;
-    const char *with = NULL, *without = NULL;
-    CKPT_CHECK(load_masters(t, err));
-    for (size_t i = 0; i < t->net.n_params; i++) {
-        bool has;
-        if (t->slots[i].frozen)
-            continue;
-        CKPT_CHECK(load_moments(t, i, &has, err));
-        with = has ? t->slots[i].name : with;
-        without = has ? without : t->slots[i].name;
-    }
-    if (with != NULL && without != NULL)
-        status =
-            ckpt_fail(err, CKPT_E_FORMAT,
-                      "tensor %s: no optimizer state, though others have it (%s)", without, with);
-    *found = with != NULL;
-    t->fresh = !*found;
-done:
-    return status;
 }
 
 /* ---- stepping -------------------------------------------------------------------------------- */
@@ -679,7 +534,8 @@ ckpt_status ckpt_trainer_tensors(const ckpt_trainer *t, ckpt_snapshot_tensor **l
                                   .dtype = t->is_bf16[i] ? CKPT_BF16 : CKPT_F32};
         out[(*n)++] = p;
         p.dtype = CKPT_F32;
-        bool master = t->saves_master && (!t->fresh || find_state(t, "master", slot->name) >= 0);
+        bool master =
+            t->saves_master && (!t->fresh || ckpt_trainer_state_at(t, "master", slot->name) >= 0);
         if (master && !(slot->frozen && !t->is_bf16[i])) {
             p.state = "master";
             out[(*n)++] = p;
