@@ -63,13 +63,33 @@ static bool find_classes(ckpt_arena *arena, const ckpt_wquant *q, classes *c)
     return c->items != NULL;
 }
 
+/* Bytes of whole parts that all names begin with, the last dot included. */
+static size_t common_parts(const classes *c)
+{
+    const char *first = c->n > 1 ? c->items[0].name : "";
+    size_t shared = strlen(first), dot = 0;
+    for (size_t i = 1; i < c->n; i++) {
+        size_t n = 0;
+        while (n < shared && c->items[i].name[n] == first[n])
+            n++;
+        shared = n;
+    }
+    for (size_t i = 0; i < shared; i++)
+        dot = first[i] == '.' ? i + 1 : dot;
+    return dot;
+}
+
 static void print_classes(ckpt_tool *tool, const classes *c)
 {
-    static const char *const header[] = {"CLASS", "TENSORS", "RELATIVE RMS", "MAX ABS",
-                                         "SATURATED"};
+    static const char *const header[] = {"TENSORS", "RELATIVE RMS", "MAX ABS", "SATURATED"};
     const size_t shown = tool->g.verbose || c->n <= MAX_CLASSES ? c->n : MAX_CLASSES;
+    const size_t skip = common_parts(c);
     ckpt_arena *arena = &tool->arena;
     ckpt_table table = {.align = "lrrrr"};
+    const char *in = skip > 0 ? ckpt_arena_strndup(arena, c->items[0].name, skip - 1) : NULL;
+    if (in != NULL)
+        in = ckpt_arena_printf(arena, "CLASS IN %s", ckpt_clean(arena, in));
+    ckpt_table_cell(&table, in != NULL ? in : "CLASS");
     for (size_t i = 0; i < sizeof header / sizeof *header; i++)
         ckpt_table_cell(&table, header[i]);
     for (size_t i = 0; i < shown; i++) {
@@ -78,7 +98,7 @@ static void print_classes(ckpt_tool *tool, const classes *c)
                               ? ckpt_arena_printf(arena, "%.3g", k->most)
                               : ckpt_arena_printf(arena, "%.3g to %.3g", k->least, k->most);
         const char *abs = ckpt_arena_printf(arena, "%.3g", k->max_abs);
-        ckpt_table_cell(&table, ckpt_clean(arena, k->name));
+        ckpt_table_cell(&table, ckpt_clean(arena, k->name + skip));
         ckpt_table_cell(&table, ckpt_count(arena, k->n));
         ckpt_table_cell(&table, rms != NULL ? rms : "?");
         ckpt_table_cell(&table, abs != NULL ? abs : "?");
