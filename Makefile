@@ -57,7 +57,7 @@ HARDEN    := -fstack-protector-strong -fstack-clash-protection \
              $(if $(SAN),,$(if $(OPTIMISED),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
 STD       += $(HARDEN)
 LDFLAGS   += -pie -Wl,-z,relro,-z,now,-z,noexecstack
-LDLIBS    += $(PKG_LIBS) -Wl,--as-needed $(BLAS_LIBS) $(OPENMP) -lm -pthread
+LDLIBS    += $(PKG_LIBS) -Wl,--as-needed $(BLAS_LIBS) $(OPENMP) -ldl -lm -pthread
 ifeq ($(WERROR),1)
 WARN += -Werror
 endif

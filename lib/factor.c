@@ -47,6 +47,9 @@ static ckpt_status new_factor(const char *name, int64_t rows, int64_t cols, int6
     if (rank > ckpt_min_i64(rows, cols))
         return ckpt_fail(err, CKPT_E_USAGE, "'%s' is [%lld, %lld]: rank %lld exceeds it", name,
                          (long long)rows, (long long)cols, (long long)rank);
+    ckpt_status status = ckpt_svd_ready(err);
+    if (status != CKPT_OK)
+        return status;
     if (ckpt_svd_bytes(rows, cols) == UINT64_MAX || !ckpt_dtype_bytes(dtype, rows * rank, &bytes) ||
         !ckpt_dtype_bytes(dtype, rank * cols, &bytes))
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "'%s' is too large for an SVD", name);

@@ -1,16 +1,69 @@
+/* OpenBLAS is loaded when the first decomposition is wanted: what needs none neither waits for it nor
+ * fails where it cannot start its threads. */
 #include "svd.h"
 #include "checked.h"
 
 #include <cblas.h>
+#include <dlfcn.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define LIBRARY "libopenblas.so.0"
+
 /* LAPACK's own Fortran interface, which OpenBLAS holds: no further library. */
-extern void dgesdd_(const char *jobz, const int *m, const int *n, double *a, const int *lda,
-                    double *s, double *u, const int *ldu, double *vt, const int *ldvt, double *work,
-                    const int *lwork, int *iwork, int *info, size_t jobz_len);
+typedef void dgesdd_fn(const char *jobz, const int *m, const int *n, double *a, const int *lda,
+                       double *s, double *u, const int *ldu, double *vt, const int *ldvt,
+                       double *work, const int *lwork, int *iwork, int *info, size_t jobz_len);
+typedef void dgemm_fn(enum CBLAS_ORDER order, enum CBLAS_TRANSPOSE ta, enum CBLAS_TRANSPOSE tb,
+                      blasint m, blasint n, blasint k, double alpha, const double *a, blasint lda,
+                      const double *b, blasint ldb, double beta, double *c, blasint ldc);
+
+static struct {
+    pthread_once_t once;
+    bool loaded;
+    char why[200]; /* if not */
+    dgesdd_fn *dgesdd;
+    dgemm_fn *dgemm;
+    int (*get_threads)(void);
+    void (*set_threads)(int);
+} blas = {.once = PTHREAD_ONCE_INIT};
+
+/* ISO C has no cast from an object's address to a function's. */
+static bool find(void *library, const char *name, void *function)
+{
+    void *at = dlsym(library, name);
+    memcpy(function, &at, sizeof at);
+    return at != NULL;
+}
+
+static void load(void)
+{
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    blas.loaded = library != NULL && find(library, "dgesdd_", &blas.dgesdd) &&
+                  find(library, "cblas_dgemm", &blas.dgemm) &&
+                  find(library, "openblas_get_num_threads", &blas.get_threads) &&
+                  find(library, "openblas_set_num_threads", &blas.set_threads);
+    const char *why = blas.loaded ? NULL : dlerror();
+    for (size_t i = 0; why != NULL && why[i] != '\0' && i < sizeof blas.why - 1; i++)
+        blas.why[i] = why[i] == '\n' ? ' ' : why[i];
+}
+
+static bool loaded(void)
+{
+    pthread_once(&blas.once, load);
+    return blas.loaded;
+}
+
+ckpt_status ckpt_svd_ready(ckpt_err *err)
+{
+    if (loaded())
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED, "a singular value decomposition needs OpenBLAS: %s",
+                     blas.why);
+}
 
 typedef struct sizes {
     int m, n, k;                /* of the column-major matrix W^T [cols, rows]; min(m, n) */
@@ -22,11 +75,11 @@ static bool plan_sizes(int64_t rows, int64_t cols, sizes *z)
 {
     double best = 0, none = 0;
     int info = 0, query = -1, dummy = 0;
-    if (rows < 1 || cols < 1 || rows > INT_MAX / 16 || cols > INT_MAX / 16)
+    if (rows < 1 || cols < 1 || rows > INT_MAX / 16 || cols > INT_MAX / 16 || !loaded())
         return false;
     *z = (sizes){.m = (int)cols, .n = (int)rows, .k = (int)ckpt_min_i64(rows, cols)};
-    dgesdd_("S", &z->m, &z->n, &none, &z->m, &none, &none, &z->m, &none, &z->k, &best, &query,
-            &dummy, &info, 1);
+    blas.dgesdd("S", &z->m, &z->n, &none, &z->m, &none, &none, &z->m, &none, &z->k, &best, &query,
+                &dummy, &info, 1);
     if (info != 0 || !(best >= 1) || best > INT_MAX)
         return false;
     size_t k = (size_t)z->k;
@@ -47,14 +100,17 @@ uint64_t ckpt_svd_bytes(int64_t rows, int64_t cols)
 
 int ckpt_svd_begin(void)
 {
-    int before = openblas_get_num_threads();
-    openblas_set_num_threads(1);
+    if (!loaded())
+        return 0;
+    int before = blas.get_threads();
+    blas.set_threads(1);
     return before;
 }
 
 void ckpt_svd_end(int before)
 {
-    openblas_set_num_threads(before);
+    if (loaded())
+        blas.set_threads(before);
 }
 
 static bool all_finite(const double *w, size_t n)
@@ -103,23 +159,27 @@ ckpt_status ckpt_svd_factor(double *w, int64_t rows, int64_t cols, int64_t rank,
     ckpt_status status = CKPT_OK;
     sizes z;
     int info = 0;
+    double *block = NULL;
+    int *iwork = NULL, lwork;
     if (rank < 1 || rank > ckpt_min_i64(rows, cols))
         return ckpt_fail(err, CKPT_E_USAGE, "rank %lld of a matrix [%lld, %lld]", (long long)rank,
                          (long long)rows, (long long)cols);
+    CKPT_CHECK(ckpt_svd_ready(err));
     if (!plan_sizes(rows, cols, &z))
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "matrix [%lld, %lld] is too large for an SVD",
                          (long long)rows, (long long)cols);
     if (!all_finite(w, (size_t)(rows * cols)))
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "has no SVD: it holds NaN or infinity");
-    double *block = malloc(z.all * sizeof *block);
-    int *iwork = malloc(z.iwork * sizeof *iwork), lwork = (int)z.work;
+    block = malloc(z.all * sizeof *block);
+    iwork = malloc(z.iwork * sizeof *iwork);
+    lwork = (int)z.work;
     if (block == NULL || iwork == NULL) {
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory for the SVD of [%lld, %lld]",
                            (long long)rows, (long long)cols);
         goto done;
     }
     double *u = block, *vt = u + z.u, *s = vt + z.vt, *work = s + z.s;
-    dgesdd_("S", &z.m, &z.n, w, &z.m, s, u, &z.m, vt, &z.k, work, &lwork, iwork, &info, 1);
+    blas.dgesdd("S", &z.m, &z.n, w, &z.m, s, u, &z.m, vt, &z.k, work, &lwork, iwork, &info, 1);
     if (info != 0) {
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "SVD did not converge (dgesdd %d)", info);
         goto done;
@@ -138,9 +198,9 @@ double ckpt_svd_error(double *w, int64_t rows, int64_t cols, int64_t rank, const
 {
     size_t n = (size_t)(rows * cols);
     double whole = norm2(w, n);
-    if (whole == 0)
+    if (whole == 0 || !loaded()) /* not so after a factorisation */
         return 0;
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (blasint)rows, (blasint)cols,
-                (blasint)rank, -1, b, (blasint)rank, a, (blasint)cols, 1, w, (blasint)cols);
+    blas.dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (blasint)rows, (blasint)cols,
+               (blasint)rank, -1, b, (blasint)rank, a, (blasint)cols, 1, w, (blasint)cols);
     return sqrt(norm2(w, n) / whole);
 }

@@ -6,8 +6,11 @@
 
 #include <stdint.h>
 
+/* CKPT_E_UNSUPPORTED: OpenBLAS, which is loaded by the first call, is not there. */
+ckpt_status ckpt_svd_ready(ckpt_err *err) CKPT_MUST_USE;
+
 /* Bytes that ckpt_svd_factor needs besides its arguments; UINT64_MAX if the matrix is beyond LAPACK's
- * 32-bit sizes. */
+ * 32-bit sizes, or nothing is ready. */
 uint64_t ckpt_svd_bytes(int64_t rows, int64_t cols);
 
 /* W ~ B . A with balanced factors: W = U S V^T, A = sqrt(S) V^T, B = U sqrt(S), the `rank` largest
@@ -16,7 +19,7 @@ uint64_t ckpt_svd_bytes(int64_t rows, int64_t cols);
  * calls run on one BLAS thread for the same reason.
  * w [rows, cols] is destroyed; a [rank, cols], b [rows, rank], all row-major. *tail: the relative
  * Frobenius error of the truncation itself, sqrt(sum of the squares left out / sum of all).
- * Errors: CKPT_E_UNSUPPORTED W is not finite, too large, or LAPACK does not converge; CKPT_E_NOMEM.
+ * Errors: CKPT_E_UNSUPPORTED no OpenBLAS, W is not finite, too large, or LAPACK does not converge; CKPT_E_NOMEM.
  * Source: LAPACK dgesdd; Eckart-Young. */
 ckpt_status ckpt_svd_factor(double *w, int64_t rows, int64_t cols, int64_t rank, double *a,
                             double *b, double *tail, ckpt_err *err) CKPT_MUST_USE;

@@ -32,8 +32,6 @@ while IFS= read -r so; do
     real=$(readlink -f "$path")
     # Where /lib is a link into /usr, dpkg may know a file by either name.
     owner=$({ dpkg -S "$real" || dpkg -S "${real#/usr}"; } 2>/dev/null | head -n 1 | cut -d: -f1 || true)
-    # A virtual name stands for every build of the BLAS.
-    case $so in libopenblas* | libblas* | liblapack*) owner='libopenblas0' ;; esac
     [ -n "$owner" ] || {
         echo "deb.sh: no package owns $so ($path)" >&2
         exit 1
@@ -41,6 +39,8 @@ while IFS= read -r so; do
     case $so in libc.so.* | libm.so.*) owner+=" (>= $(newest_glibc))" ;; esac
     depends+=("$owner")
 done < <(needed)
+# Loaded when it is needed (lib/svd.c). A virtual name: it stands for every build.
+depends+=('libopenblas0')
 list=$(printf '%s\n' "${depends[@]}" | sort -u | paste -sd, | sed 's/,/, /g')
 
 mkdir "$root/DEBIAN"
