@@ -60,7 +60,8 @@ static const ckpt_opt rows[] = {
      "carry pickled objects of unknown classes, unread",                                                                                                                        0, 0    },
     {"dry-run",               CKPT_OPT_FLAG,   AT(dry_run),               NULL,                                                   "print the plan, write nothing",              0, 0    },
     {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,
-     "replace an existing DST after success; convert a source that contradicts its manifest",                                                                                   0, 0    },
+     "replace an existing DST after success; convert a source that contradicts its manifest, or "
+     "whose manifest is damaged",                                                                                                                                               0, 0    },
     {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,
      "continue what a killed run left; if this one fails, leave that too",                                                                                                      0, 0    },
     {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                                   "read the output back and compare digests",   0, 0    },
@@ -136,8 +137,15 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
         bind.fp8_raw = true;
         CKPT_CHECK(ckpt_tool_bind(c->tool, &c->model, &c->src, &bind, err));
     }
+    /* It may hold objects that are nowhere else. */
     ckpt_err why = {0};
-    if (ckpt_manifest_load(&c->src, &c->old, &c->has_old, &why) != CKPT_OK) {
+    ckpt_status read = ckpt_manifest_load(&c->src, &c->old, &c->has_old, &why);
+    if (read != CKPT_OK && !c->o->force)
+        return ckpt_fail(err, read,
+                         "%s; what it keeps beside the tensors (objects, digests) would be lost: "
+                         "--force converts without it",
+                         why.text);
+    if (read != CKPT_OK) {
         CKPT_CHECK(ckpt_report_warn(c->tool, &c->report, err, "%s: ignored", why.text));
         c->has_old = false;
     }
@@ -636,6 +644,7 @@ const ckpt_command ckpt_cmd_convert = {
     .opts_size = sizeof(convert_opts),
     .min_operands = 2,
     .max_operands = 2,
+    .divides = true,
     .writes = true,
     .defaults = defaults,
     .run = run,

@@ -58,6 +58,56 @@ done:
     return status;
 }
 
+/* The statement is JSON. */
+static ckpt_status check_utf8(ckpt_tool *tool, const char *what, const char *name, ckpt_err *err)
+{
+    size_t n = strlen(name), i = 0, step = 1;
+    for (; i < n && step > 0; i += step)
+        step = ckpt_utf8_len(name + i, n - i);
+    if (step > 0)
+        return CKPT_OK;
+    const char *shown = ckpt_tool_clean(tool, name);
+    return ckpt_fail(err, CKPT_E_FORMAT, "%s '%s' is not UTF-8, so no statement can name it", what,
+                     shown);
+}
+
+static ckpt_status check_names(ckpt_tool *tool, const ckpt_statement *s, const char *model,
+                               ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(check_utf8(tool, "model", model, err));
+    for (size_t i = 0; i < s->n_ignored; i++)
+        CKPT_CHECK(check_utf8(tool, "--ignore", s->ignored[i], err));
+    for (size_t i = 0; i < s->n_files; i++)
+        CKPT_CHECK(check_utf8(tool, "file", s->files[i].name, err));
+done:
+    return status;
+}
+
+/* What --force may replace is a signature, and no key that was named by mistake. */
+static ckpt_status check_target(const char *file, bool force, ckpt_err *err)
+{
+    struct stat st;
+    ckpt_buf text = {0};
+    ckpt_json *doc = NULL;
+    ckpt_err why = {0};
+    if (lstat(file, &st) != 0)
+        return errno == ENOENT || errno == ENOTDIR || force
+                   ? CKPT_OK /* with force, writing says what is wrong */
+                   : ckpt_fail_errno(err, errno, "%s", file);
+    if (!force)
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", file);
+    bool ours = S_ISREG(st.st_mode) &&
+                ckpt_read_file(file, CKPT_BUNDLE_MAX, &text, &why) == CKPT_OK &&
+                ckpt_json_parse((const char *)text.data, text.len, &doc, &why) == CKPT_OK &&
+                ckpt_json_string(ckpt_json_path(doc, "dsseEnvelope.payload")) != NULL;
+    ckpt_json_free(doc);
+    ckpt_buf_release(&text);
+    return ours ? CKPT_OK
+                : ckpt_fail(err, CKPT_E_USAGE,
+                            "%s: exists and is no signature: --force does not replace it", file);
+}
+
 /* The root that the manifest tells; its file is signed with the others. */
 static ckpt_status find_root(ckpt_statement *s, const char *model, ckpt_err *err)
 {
@@ -127,19 +177,16 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     ckpt_buf payload = {0}, sig = {0}, bundle = {0};
     char hint[CKPT_HINT_LEN];
     ckpt_status status = CKPT_OK;
-    struct stat st;
     if (o->key == NULL)
         return ckpt_fail(err, CKPT_E_USAGE, "--key FILE is missing");
     if (name == NULL)
         return ckpt_tool_no_memory(err);
     if (file == NULL)
         CKPT_CHECK(ckpt_signature_path(&tool->arena, model, &file, err));
-    if (!o->force && lstat(file, &st) == 0)
-        return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", file);
-    if (!o->force && errno != ENOENT && errno != ENOTDIR)
-        return ckpt_fail_errno(err, errno, "%s", file);
+    CKPT_CHECK(check_target(file, o->force, err));
     CKPT_CHECK(ignore_usual(tool, &s, model, file, o, err));
     CKPT_CHECK(ckpt_statement_list(&s, model, err));
+    CKPT_CHECK(check_names(tool, &s, name, err));
     for (size_t i = 0; i < s.n_files; i++)
         CKPT_CHECK(ckpt_statement_digest(model, &s.files[i], err));
     CKPT_CHECK(find_root(&s, model, err));

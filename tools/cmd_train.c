@@ -604,6 +604,7 @@ const ckpt_command ckpt_cmd_train = {
     .opts_size = sizeof(ckpt_train_opts),
     .min_operands = 0,
     .max_operands = 0,
+    .divides = true,
     .writes = true,
     .defaults = ckpt_train_defaults,
     .run = run,

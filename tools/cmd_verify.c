@@ -597,6 +597,7 @@ const ckpt_command ckpt_cmd_verify = {
     .opts_size = sizeof(verify_opts),
     .min_operands = 1,
     .max_operands = 1,
+    .divides = true,
     .writes = true,
     .only_reads = only_reads,
     .defaults = defaults,

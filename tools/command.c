@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ranks.h"
+
 /* clang-format off */
 #define COMMANDS(X)        \
     X(ckpt_cmd_inspect)    \
@@ -250,6 +252,7 @@ ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv,
         goto done;
     }
     CKPT_CHECK(check_operands(tool, err));
+    CKPT_CHECK(ckpt_ranks_allowed(command, err));
     ready(tool, opts);
     if (tool->g.json)
         ckpt_command_begin_json(tool);

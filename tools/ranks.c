@@ -1,6 +1,7 @@
 /* Joining and leaving a run of several ranks (ranks.h). */
 #include "ranks.h"
 
+#include "command.h"
 #include "device.h"
 
 #include <stdio.h>
@@ -30,6 +31,36 @@ static int64_t started_ranks(void)
 bool ckpt_ranks_started(void)
 {
     return started_ranks() > 1;
+}
+
+static bool is_first(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *v = getenv(names[i]);
+        if (v != NULL)
+            return strtoll(v, NULL, 10) == 0;
+    }
+    return true;
+}
+
+ckpt_status ckpt_ranks_allowed(const ckpt_command *command, ckpt_err *err)
+{
+    const struct timespec wait = {.tv_sec = 5};
+    char names[120] = "";
+    size_t n = 0;
+    if (command->divides || !ckpt_ranks_started())
+        return CKPT_OK;
+    for (size_t i = 0; ckpt_commands[i] != NULL; i++)
+        if (ckpt_commands[i]->divides && n < sizeof names)
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? ", " : "",
+                                  ckpt_commands[i]->name);
+    if (!is_first())
+        (void)nanosleep(&wait, NULL);
+    return ckpt_fail(err, CKPT_E_USAGE,
+                     "started by mpirun on %lld ranks, of which each would do all of the work; "
+                     "those that divide it: %s",
+                     (long long)started_ranks(), names);
 }
 
 /* The sizes that are not given follow from the ranks there are. */

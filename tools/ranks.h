@@ -39,6 +39,9 @@ ckpt_status ckpt_ranks_join(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *
 ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err) CKPT_MUST_USE;
 /* Whether mpirun or its like started this process. */
 bool ckpt_ranks_started(void);
+/* CKPT_E_USAGE if it did and the command does not divide its work: every rank would do all of it. Ranks
+ * other than the first wait to be ended before they say so too. */
+ckpt_status ckpt_ranks_allowed(const ckpt_command *command, ckpt_err *err) CKPT_MUST_USE;
 /* Ranks started here, which can all map launched.snapshots: share and save_share are set then. */
 bool ckpt_ranks_save_together(ckpt_ranks *r);
 /* Rank 0's text to all, in the tool's arena. Every rank calls it; NULL stays NULL. */

@@ -17,7 +17,8 @@
 
 #define CKPT_STATEMENT_TYPE "application/vnd.in-toto+json"
 #define CKPT_SIGNATURE_NAME "model.sig"
-#define CKPT_SIGNATURE_SUFFIX ".sig" /* after the name of a single file */
+#define CKPT_BUNDLE_MAX ((uint64_t)256 << 20) /* bytes of a signature file */
+#define CKPT_SIGNATURE_SUFFIX ".sig"          /* after the name of a single file */
 
 typedef struct ckpt_resource {
     const char *name; /* relative to the model */

@@ -43,7 +43,8 @@ struct ckpt_command {
     const ckpt_opt *opts; /* NULL: not built yet */
     size_t opts_size;
     size_t min_operands, max_operands;
-    bool writes; /* SIGINT must unwind so that half-written output is removed */
+    bool divides; /* its work between ranks that mpirun started; others are refused there */
+    bool writes;  /* SIGINT must unwind so that half-written output is removed */
     /* With these options it only reads, and runs in the sandbox (sandbox.h); NULL: it writes. */
     bool (*only_reads)(const void *opts);
     void (*defaults)(void *opts);

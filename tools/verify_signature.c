@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#define BUNDLE_MAX ((uint64_t)256 << 20)
-
 static const char *string_at(const ckpt_json *j, const char *path)
 {
     return ckpt_json_string(ckpt_json_path(j, path));
@@ -101,7 +99,7 @@ ckpt_status ckpt_verify_signature(verification *v, ckpt_err *err)
     const char *file = v->o->signature_file;
     if (file == NULL)
         CKPT_CHECK(ckpt_signature_path(&v->tool->arena, v->path, &file, err));
-    CKPT_TRY(ckpt_read_file(file, BUNDLE_MAX, &text, err), "no signature");
+    CKPT_TRY(ckpt_read_file(file, CKPT_BUNDLE_MAX, &text, err), "no signature");
     CKPT_TRY(ckpt_json_parse((const char *)text.data, text.len, &doc, err), "%s", file);
     CKPT_CHECK(open_envelope(v, file, doc, &payload, &good, err));
     if (!good)

@@ -45,6 +45,7 @@ cp -r four bad; flip "$(ls bad/release/*.distcp | tail -n 1)" 2000
 mpi 1 4 verify bad --hash
 out 'differ from the manifest'
 mpi 4 2 verify four --forward; err 'forward on several ranks'
+mpi 2 2 inspect four; [ "$(grep -c 'started by mpirun on 2 ranks' $ERR)" -eq 1 ] || fail "not one rank's words: $(cat $ERR)"
 
 # In few bits: every rank measures a part of the matrices, and all of them know what NVFP4 has to know first.
 for dtype in fp8-block128 nvfp4 mxfp8; do

@@ -34,5 +34,9 @@ fi
 # a manifest that was tampered with
 sed 's/"common_state\/shard_0_1":"[^"]/"common_state\/shard_0_1":"*/' h/ckpt.manifest.json >x; cp x h/ckpt.manifest.json
 rc 3 convert h y --to torch_dist --layout megatron; one_line; err "foreign.objects 'common_state/shard_0_1': expected base64"; absent y
+# one that cannot be read: what it keeps is lost only by the user's word
+head -c 3000 x >h/ckpt.manifest.json
+rc 3 convert h y --to torch_dist --layout megatron; one_line; err 'h/ckpt.manifest.json: .*would be lost: --force converts without it'; absent y
+rc 0 convert h y --to torch_dist --layout megatron --force; err 'h/ckpt.manifest.json: .*: ignored'
 # a torch file: what is no tensor is named, however deep
 rc 0 convert $t/torch_save_zip.pt z --to safetensors; err 'dropped: 1 non-tensor entry .meta.'

@@ -67,3 +67,11 @@ rc 0 convert $k one.safetensors; rc 0 sign one.safetensors --key ed.pem; out '1 
 rc 0 verify one.safetensors --signature ed.pub; flip one.safetensors 70000; rc 1 verify one.safetensors --signature ed.pub; out 'one.safetensors: differs from the signed'
 rc 0 sign m --key ec.pem --ignore sub --signature s.sig; out '^4 files'; rc 0 verify m --signature ec.pub --signature-file s.sig
 rc 2 sign m --key ec.pem --ignore ../x --force; one_line; err 'no path below'
+# what --force must not replace: a key, anything that is no signature; the key stays as it is
+cp ec.pem keep.pem; rc 2 sign m --key ec.pem --signature ec.pem --force; one_line; err 'ec.pem: exists and is no signature: --force does not replace it'; cmp -s ec.pem keep.pem || fail 'the key is gone'
+echo '{}' >j.json; rc 2 sign m --key ec.pem --signature j.json --force; one_line; rc 2 sign m --key ec.pem --signature m --force; one_line
+rc 0 sign m --key ec.pem --signature s.sig --force
+# names that JSON cannot hold: refused here, not when it is verified
+bad=$'caf\xe9.txt'; echo x >"m/$bad"
+rc 3 sign m --key ec.pem --signature u.sig; one_line; err 'file .caf.*\.txt. is not UTF-8'; absent u.sig; rm "m/$bad"
+echo x >m/café.txt; rc 0 sign m --key ec.pem --signature u.sig; rc 0 verify m --signature ec.pub --signature-file u.sig

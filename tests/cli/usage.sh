@@ -29,3 +29,8 @@ rc 5 inspect -- --help; one_line; err '^ckpt: inspect: --help: '
 
 # --rename rules that cannot be meant
 for r in foo = a= =b 'a*b*=c' 'a*=b*c*' 'a=b*'; do rc 2 convert $FIXTURES/hf/llama3_tiny o --rename "$r"; one_line; err "rename '"; absent o; done
+# ranks of mpirun: only commands that divide their work
+for command in "inspect x" "diff x y" "sign x --key y" formats bench; do
+    OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 rc 2 $command; one_line; err 'started by mpirun on 2 ranks, .*those that divide it: convert, verify, train$'
+done
+OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 rc 0 inspect --help; OMPI_COMM_WORLD_SIZE=1 rc 0 formats
