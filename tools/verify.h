@@ -11,7 +11,8 @@ typedef struct verify_opts {
     const char *policy; /* rules for PATH's forward, or NULL */
     int64_t solve;      /* factors of an approximate inverse; below 1 = exact */
     double rtol, grad_rtol, latent_eps, mtp_coef; /* below 0 = not given */
-    int device, dtype; /* ckpt_tool_device; f32, bf16. Below 0 = not given */
+    int device, dtype;  /* ckpt_tool_device; f32, bf16. Below 0 = not given */
+    int64_t tp, cp, ep; /* of the ranks that run the model; below 1 = not given */
     int64_t iteration;
 } verify_opts;
 

@@ -4,10 +4,14 @@
  * Tokens: of the reference (input_ids [B, S], optional labels [B, S]), of --tokens (decimal numbers, one
  * sequence a line), else two fixed sequences. Without labels the loss is the mean over shifted ids. A
  * reference holds gradients under the stored names of the checkpoint's own layout, so that binding it
- * like the checkpoint gives them their canonical names. */
+ * like the checkpoint gives them their canonical names.
+ *
+ * Ranks (mpirun) run one batch together: heads are cut over tp, sequences over cp, experts over ep. Rank 0
+ * then has all logits and gradients, compares and tells; what it found is what every rank found. */
 #include "device.h"
 #include "network.h"
 #include "quant_policy.h"
+#include "ranks.h"
 #include "verify.h"
 
 #include <math.h>
@@ -36,7 +40,7 @@ typedef struct passed {
     ckpt_eng e;
     ENG(run) run;
     float *logits; /* [T, V] */
-    float *grads;  /* of a device's network, here; else NULL */
+    float *grads;  /* of a device's network or of all ranks, here; else NULL */
     const ckpt_eng_networks *networks;
     ckpt_policy policy;
     ckpt_quant_report report;
@@ -260,6 +264,39 @@ static ckpt_status bring_gradients(passed *p, ckpt_err *err)
     return ckpt_eng_get(&p->e, p->grads, p->net.grads, bytes, err);
 }
 
+/* Elements of the whole parameter, of which this process may have a part. */
+static int64_t whole_of(const ENG(param) * p)
+{
+    int64_t n = 0;
+    return ckpt_numel(p->box.rank, p->box.dims, &n) ? n : 0;
+}
+
+/* Of the parts that ranks have, complete after a sum, the whole on rank 0. */
+static ckpt_status gather_gradients(passed *p, const ckpt_model *model, ckpt_err *err)
+{
+    const bool lead = p->e.par->world->rank == 0;
+    int64_t all = 0;
+    ckpt_status status;
+    CKPT_CHECK(p->networks->sum_grads(&p->e, &p->net, err));
+    for (size_t i = 0; i < p->net.n_params; i++)
+        all += ckpt_canon_trains(p->net.params[i].name) ? whole_of(&p->net.params[i]) : 0;
+    p->grads = lead ? malloc((size_t)all * sizeof *p->grads + 1) : NULL;
+    if (lead && p->grads == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for gradients");
+    for (size_t i = 0, at = 0; i < p->net.n_params; i++) {
+        ENG(param) *q = &p->net.params[i];
+        if (!ckpt_canon_trains(q->name))
+            continue;
+        float *whole = lead ? p->grads + at : NULL;
+        CKPT_CHECK(p->networks->gather(&p->e, &p->net, model, i, q->grad, whole, err));
+        q->grad = whole;
+        q->n = whole_of(q);
+        at += (size_t)q->n;
+    }
+done:
+    return status;
+}
+
 static ckpt_status run_model(verification *v, const ckpt_model *model, const ckpt_manifest *m,
                              const tokens *t, passed *out, ckpt_err *err)
 {
@@ -271,6 +308,7 @@ static ckpt_status run_model(verification *v, const ckpt_model *model, const ckp
         return status;
     ckpt_eng_init(&out->e, (int)v->tool->g.threads);
     out->e.device = v->tool->device;
+    out->e.par = v->tool->ranks != NULL ? &v->tool->ranks->par : NULL;
     out->networks = ckpt_eng_networks_of(&out->e, v->o->dtype == 1);
     CKPT_CHECK(out->networks->open(&out->net, &out->e, model, &opts, true, err));
     out->logits = malloc((size_t)t->n * (size_t)out->net.spec.V * sizeof *out->logits);
@@ -287,7 +325,9 @@ static ckpt_status run_model(verification *v, const ckpt_model *model, const ckp
                        ckpt_human(&v->tool->arena, (uint64_t)out->net.n_elements * sizeof(float)));
     CKPT_CHECK(ckpt_eng_reserve(&out->e, out->e.peak, err));
     CKPT_CHECK(out->networks->run(&out->e, &out->net, &batch, &out->run, err));
-    if (out->e.device != NULL)
+    if (out->e.par != NULL)
+        status = gather_gradients(out, model, err);
+    else if (out->e.device != NULL)
         status = bring_gradients(out, err);
 done:
     return status;
@@ -434,6 +474,8 @@ static ckpt_status compare_checkpoint(verification *v, const passed *a, const to
         ckpt_tool_frame(err, v->o->against);
         goto done;
     }
+    if (!ckpt_ranks_lead(v->tool->ranks))
+        goto done;
     if (b.net.spec.V != a->net.spec.V) {
         ckpt_verify_problem(v, "%lld logits a token, %s has %lld", (long long)a->net.spec.V,
                             v->o->against, (long long)b.net.spec.V);
@@ -644,6 +686,16 @@ static ckpt_status show_run(verification *v, const passed *p, const tokens *t, c
     return CKPT_OK;
 }
 
+/* Rank 0's findings: the others have none of their own. */
+static ckpt_status agree(verification *v, ckpt_err *err)
+{
+    const char *text = v->problems.n > 0 ? v->problems.items[0] : NULL;
+    ckpt_status status = ckpt_ranks_tell(v->tool, &text, err);
+    if (status == CKPT_OK && text != NULL && !ckpt_ranks_lead(v->tool->ranks))
+        ckpt_verify_problem(v, "%s", text);
+    return status;
+}
+
 ckpt_status ckpt_verify_forward(verification *v, ckpt_err *err)
 {
     ckpt_source ref = {0};
@@ -668,11 +720,15 @@ ckpt_status ckpt_verify_forward(verification *v, ckpt_err *err)
         ckpt_tool_frame(err, v->path);
         goto done;
     }
-    CKPT_CHECK(show_run(v, &p, &t, err));
-    if (v->o->reference != NULL)
+    const bool lead = ckpt_ranks_lead(v->tool->ranks);
+    if (lead)
+        CKPT_CHECK(show_run(v, &p, &t, err));
+    if (v->o->reference != NULL && lead)
         status = compare_reference(v, &ref, &p, &t, err);
     else if (v->o->against != NULL)
         status = compare_checkpoint(v, &p, &t, err);
+    CKPT_CHECK(status);
+    status = agree(v, err);
 done:
     passed_free(&p);
     tokens_free(&t);

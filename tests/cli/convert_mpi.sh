@@ -1,5 +1,5 @@
-# convert and verify divided between ranks: the bytes of one process, one report, and nothing that
-# looks complete when a rank fails or dies. Needs mpirun and libckpt_mpi.so.
+# convert and verify divided between ranks: the bytes of one process, one report, the numbers of one
+# forward pass, and nothing that looks complete when a rank fails or dies. Needs mpirun and libckpt_mpi.so.
 src=$FIXTURES/hf/kimi_linear_tiny
 if ! command -v mpirun >/dev/null || [ ! -e "$(dirname "$CKPT")/libckpt_mpi.so" ]; then
     OMPI_COMM_WORLD_SIZE=2 rc 4 convert "$src" out --to torch_dist
@@ -44,8 +44,23 @@ out "${root#root }"
 cp -r four bad; flip "$(ls bad/release/*.distcp | tail -n 1)" 2000
 mpi 1 4 verify bad --hash
 out 'differ from the manifest'
-mpi 4 2 verify four --forward; err 'forward on several ranks'
 mpi 2 2 inspect four; [ "$(grep -c 'started by mpirun on 2 ranks' $ERR)" -eq 1 ] || fail "not one rank's words: $(cat $ERR)"
+
+# The model itself on ranks, near a peer's numbers at every mesh; two checkpoints; what rank 0 finds fails all.
+near=(--forward --reference "$src.reference.safetensors")
+for mesh in --tp=2 --cp=2; do
+    mpi 0 2 verify "$src" "${near[@]}" "${mesh%=*}" 2
+    out 'relative RMS [0-9.]+e-06; worst gradient .*, relative RMS [0-9.]+e-05'
+    [ "$(grep -c 'gradient norm 20.3458' $OUT)" -eq 1 ] || fail "not one rank's words: $(tail -n 3 $OUT)"
+done
+deep=$FIXTURES/hf/deepseek_v3_tiny
+mpi 0 4 verify "$deep" --forward --reference "$deep.reference.safetensors" --latent-eps 1e-6 --cp 2 --ep 4
+mpi 0 2 verify "$src" --forward --against four; out 'logits and gradients bit-identical'
+mpi 1 2 verify "$src" "${near[@]}" --rtol 1e-9; out 'logits: relative RMS .*, allowed 1e-09'; no_err 'rank 1'
+mpi 0 2 verify "$src" --forward --json
+[ "$(grep -c '"grad_norm"' $OUT)" -eq 1 ] || fail "not one document"
+mpi 2 2 verify "$src" --forward --tp 3; err 'tp 3, cp 1 and ep 1, and 2 ranks; start as many as tp x cp'
+rc 2 verify "$src" --forward --cp 2; one_line; rc 2 verify "$src" --tp 2; one_line; err '--tp needs --forward'
 
 # In few bits: every rank measures a part of the matrices, and all of them know what NVFP4 has to know first.
 for dtype in fp8-block128 nvfp4 mxfp8; do
@@ -73,7 +88,7 @@ mpi 0 4 convert "$src" resumed "${parts[@]}" --resume
 err "note: ${kept% *} of [0-9]+ files taken over"
 [ "${kept% *}" -ge 2 ] && [ "${kept% *}" -lt "$files" ] || fail "$kept of $files"
 same_tree whole resumed
-[ "$(ls -A | grep -c ckpt-tmp)" -eq 0 ] || fail "left behind: $(ls -A)"
+compgen -G '.*ckpt-tmp*' >/dev/null && fail "left behind: $(ls -A)"
 mpi 2 2 convert "$src" four "${to[@]}"; err 'exists; --force'
 
 # One rank cannot write: the others stop, and nothing is left.
