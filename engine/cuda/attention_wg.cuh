@@ -246,7 +246,8 @@ template <int DK, int DV> struct kv_tiles {
     typedef wg_shape<DK, DV> F;
     bf16 *k, *v, *q, *d;
     float *rows; /* [stages]: lse and D of KB queries, the first one's token, -1: no more */
-    ring<F::stages> at;
+    ring<F::stages, true>
+        at; /* racecheck follows lanes that read rows themselves only so; as fast */
     int group;
     int64_t seq, base, j0,
         here; /* the sequence, its first token, this tile's first key, keys from it on */

@@ -11,14 +11,15 @@ namespace kda
 constexpr int READERS = 256, WRITERS = 128; /* threads of a block, in this order */
 constexpr int RING_BYTES = 128;             /* of all gates of a block */
 
-template <int N> struct ring {
+/* EACH: every lane of the readers says that a stage is read, not one a warp. */
+template <int N, bool EACH = false> struct ring {
     uint64_t *full; /* then N that are empty */
 
     DEV void init() const
     {
         for (int i = 0; i < N; i++) {
             gate_init(full + i, WRITERS);
-            gate_init(full + N + i, READERS / 32);
+            gate_init(full + N + i, EACH ? READERS : READERS / 32);
         }
     }
     DEV void wait_empty(int n) const
@@ -29,11 +30,12 @@ template <int N> struct ring {
     {
         gate_wait(full + n % N, n / N & 1);
     }
-    /* This warp's products with step n are done. */
+    /* This warp's work with step n is done. */
     DEV void read(int n) const
     {
-        sync_warp();
-        if (lane() == 0)
+        if constexpr (!EACH)
+            sync_warp();
+        if (EACH || lane() == 0)
             gate_arrive(full + N + n % N);
     }
 };
@@ -42,7 +44,7 @@ template <int N> struct ring {
 struct writer {
     uint64_t *last = nullptr;
 
-    template <int N> DEV void wrote(const ring<N> &r, int n)
+    template <int N, bool EACH> DEV void wrote(const ring<N, EACH> &r, int n)
     {
         copy_commit();
         if (last) {
