@@ -256,7 +256,8 @@ ckpt_status ckpt_hash_leaves(ckpt_worker *w, ckpt_source *src, const ckpt_leaf *
             return status;
     }
     for (int i = 0; i < count; i++)
-        ckpt_job_advance(w, leaf[i].bytes);
+        if (leaf[i].written == NULL) /* else it is the pieces that count */
+            ckpt_job_advance(w, leaf[i].bytes);
     return CKPT_OK;
 }
 

@@ -340,7 +340,6 @@ static ckpt_status hash_beside(ckpt_worker *w, ckpt_stream_job *c, const part *p
             at += beside;
         }
         ckpt_sha256_stream_final(&s, leaf->out);
-        ckpt_job_advance(w, leaf->bytes);
     }
     if (at < end)
         ckpt_sha256_stream_update2(whole, at, (size_t)(end - at), NULL, NULL, 0);
@@ -633,8 +632,8 @@ static ckpt_status run_share(ckpt_stream_job *c, ckpt_job *j, const ckpt_stream_
     j->n_items = c->n_items;
     for (size_t f = 0; f < c->plan->sink.n_files; f++)
         j->total_bytes += ckpt_stream_size(c, f);
-    for (size_t i = 0; i < c->leaves.n; i++)
-        j->total_bytes += c->leaves.leaves[i].bytes;
+    for (size_t i = 0; i < c->leaves.n; i++) /* originals are read for themselves */
+        j->total_bytes += c->leaves.leaves[i].written == NULL ? c->leaves.leaves[i].bytes : 0;
     CKPT_CHECK(ckpt_job_run(j));
 done:
     return status;

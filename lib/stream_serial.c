@@ -303,7 +303,7 @@ static ckpt_status prepare(serial_job *s, ckpt_job *j, const ckpt_stream_opts *o
     j->n_items = s->n_items;
     j->total_bytes = s->plan->payload_bytes;
     for (size_t i = 0; i < s->leaves.n; i++)
-        j->total_bytes += s->leaves.leaves[i].bytes;
+        j->total_bytes += s->leaves.leaves[i].written == NULL ? s->leaves.leaves[i].bytes : 0;
 done:
     return status;
 }

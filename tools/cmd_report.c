@@ -39,6 +39,10 @@ static ckpt_status add_line(report_input *in, const char *s, size_t n, size_t nu
         ckpt_json_free(j);
         return status;
     }
+    if (!ckpt_json_is_object(j)) {
+        ckpt_json_free(j);
+        return ckpt_fail(err, CKPT_E_FORMAT, "%s: line %zu: expected an object", in->path, number);
+    }
     in->lines[in->n_lines++] = j;
 done:
     return status;

@@ -27,7 +27,9 @@ static ckpt_status parse(const verification *v, ways *w, ckpt_err *err)
 {
     static const char *const groups[] = {"hf", "megatron", "fla"};
     int *const sizes[] = {&w->mesh.tp, &w->mesh.pp, &w->mesh.ep, &w->mesh.etp, &w->mesh.cp};
-    static const char *const axes[] = {"tp", "pp", "ep", "etp", "cp"};
+    enum { N_AXES = 5 };
+    static const char *const axes[N_AXES] = {"tp", "pp", "ep", "etp", "cp"};
+    bool given[N_AXES] = {false};
     const char *text = v->o->roundtrip, *end = text + strcspn(text, ",");
     *w = (ways){
         .mesh = {.tp = 1, .pp = 1, .ep = 1, .cp = 1, .dp = 1}
@@ -42,19 +44,22 @@ static ckpt_status parse(const verification *v, ways *w, ckpt_err *err)
     while (*end == ',') {
         const char *name = end + 1, *value = name + strcspn(name, "=,");
         char *after = NULL;
-        int *size = NULL;
-        for (size_t i = 0; i < sizeof axes / sizeof axes[0]; i++)
-            if (strlen(axes[i]) == (size_t)(value - name) &&
-                strncmp(name, axes[i], (size_t)(value - name)) == 0)
-                size = sizes[i];
+        size_t axis = 0;
+        while (axis < N_AXES && (strlen(axes[axis]) != (size_t)(value - name) ||
+                                 strncmp(name, axes[axis], (size_t)(value - name)) != 0))
+            axis++;
         long n = *value == '=' ? strtol(value + 1, &after, 10) : 0;
-        if (size == NULL || after == value + 1 || n < 1 || n > 65536 ||
+        if (axis == N_AXES || after == value + 1 || n < 1 || n > 65536 ||
             (*after != ',' && *after != '\0'))
             return ckpt_fail(err, CKPT_E_USAGE,
                              "--roundtrip %s: expected tp=N, pp=N, ep=N, etp=N or cp=N after the "
                              "layout, N from 1 to 65536",
                              ckpt_tool_clean(v->tool, text));
-        *size = (int)n;
+        if (given[axis])
+            return ckpt_fail(err, CKPT_E_USAGE, "--roundtrip %s: %.*s twice",
+                             ckpt_tool_clean(v->tool, text), (int)(value - name), name);
+        given[axis] = true;
+        *sizes[axis] = (int)n;
         end = after;
     }
     return ckpt_mesh_resolve(&w->mesh, err);

@@ -37,3 +37,4 @@ echo '{' >bad; rc 3 report bad --out p; one_line; err 'bad: line 1'; absent p
 rc 0 inspect $k --json; cp $OUT i.json; rc 3 report i.json --out p; one_line; err "document of 'inspect'"
 : >empty; rc 3 report empty --out p; one_line; err 'empty'
 rc 2 report; one_line; err 'missing operand'
+echo '[]' >array; rc 3 report array --out p; one_line; err 'array: line 1: expected an object'; absent p

@@ -20,7 +20,7 @@ out "^failed: tensor 'model.layers.0.self_attn.o_proj.weight_scale_inv': does no
 
 rc 4 verify $hf/kimi_linear_tiny --roundtrip fla; one_line; err 'there: layout fla:kda: configuration: pattern'
 rc 2 verify $hf/kimi_linear_tiny --roundtrip megatron,tp=3; one_line; err 'there: .*TP 3'
-for bad in x '' 'megatron,' megatron,tp megatron,tp= megatron,tp=0 megatron,tp=2x megatron,xp=2 megatron,tp=99999999999999999999; do
+for bad in megatron,tp=2,tp=4 megatron,ep=1,tp=2,ep=1 x '' 'megatron,' megatron,tp megatron,tp= megatron,tp=0 megatron,tp=2x megatron,xp=2 megatron,tp=99999999999999999999; do
     rc 2 verify $hf/kimi_linear_tiny --roundtrip "$bad"; one_line; err '^ckpt: verify: --roundtrip'
 done
 st plain.safetensors '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}' 8
