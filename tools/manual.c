@@ -45,11 +45,16 @@ static void bash_values(ckpt_buf *out, const char *command, const ckpt_opt *rows
     }
 }
 
+#define SHELLS "bash zsh fish man" /* operands of completion */
+
 static void bash(ckpt_buf *out)
 {
     ckpt_buf_puts(out, "# bash completion for ckpt\n_ckpt()\n{\n"
                        "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
                        "    local command=${COMP_WORDS[1]} options=\n"
+                       /* --to=VALUE comes as three words */
+                       "    [ \"$cur\" != = ] || cur=\n"
+                       "    [ \"$prev\" != = ] || prev=${COMP_WORDS[COMP_CWORD-2]}\n"
                        "    COMPREPLY=()\n"
                        "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
                        "        COMPREPLY=($(compgen -W 'help --version --help");
@@ -71,6 +76,7 @@ static void bash(ckpt_buf *out)
     }
     ckpt_buf_puts(out, "    esac\n    case $command:$cur in\n"
                        "    help:* | *:-*) COMPREPLY=($(compgen -W \"$options\" -- \"$cur\")) ;;\n"
+                       "    completion:*) COMPREPLY=($(compgen -W '" SHELLS "' -- \"$cur\")) ;;\n"
                        "    *) COMPREPLY=($(compgen -f -- \"$cur\")) ;;\n    esac\n}\n"
                        "complete -o filenames -o bashdefault -F _ckpt ckpt\n");
 }

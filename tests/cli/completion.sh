@@ -4,6 +4,9 @@ words() { bash -c 'source ./c.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _
 [ "$(words ckpt insp)" = inspect ] || fail 'command'
 [ "$(words ckpt convert --kda-f)" = --kda-f-lora-rank ] || fail 'option'
 [ "$(words ckpt convert --layout m)" = megatron ] || fail 'choice'
+[ "$(words ckpt convert --layout = m)" = megatron ] || fail 'choice after ='
+[ "$(words ckpt convert --color =)" = 'auto always never' ] || fail 'choices after ='
+[ "$(words ckpt completion f)" = fish ] || fail 'shell'
 [ "$(words ckpt diff --color n)" = never ] || fail 'choice of every command'
 rc 0 completion zsh; out "^#compdef ckpt$"; out "'--to=\["
 rc 0 completion fish; out "^complete -c ckpt .* -l max-shard-size -x"
