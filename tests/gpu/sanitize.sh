@@ -37,11 +37,16 @@ programs() {
     fi
     printf '%s\t%s\n' "training step, f32" "$step --dtype f32" "training step, bf16" "$step --dtype bf16"
 }
+# initcheck does not see what cuBLASLt stores by bulk copies (4656 reports of a step in bf16, none of the same step by
+# own kernels): for it the library cannot be opened.
+mkdir -p "$logs/none"
+for n in libcublasLt.so libcublasLt.so.{12,13}; do : >"$logs/none/$n"; done
 # FILE TOOL NAME COMMAND: one run; its line into FILE.
 run() {
     local file=$1 tool=$2 name=$3 start=$SECONDS found rc
     local -a command
     read -ra command <<<"$4"
+    [ "$tool" != initcheck ] || local -x LD_LIBRARY_PATH=$logs/none${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     timeout -k 5 "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 7 --print-limit 30 \
         "$build/${command[0]}" "${command[@]:1}" >"$file.log" 2>&1
     rc=$?
