@@ -106,6 +106,15 @@ check-valgrind: $(BUILD)/ckpt
 analyse:
 	$(Q)tools/analyse.sh
 
+# make casts           every vector cast kernel on all 2^32 inputs (minutes; not part of check)
+.PHONY: casts
+casts: $(BUILD)/casts
+	$(Q)$(BUILD)/casts $(JOBS)
+# The kernels that it includes are built as the library's are.
+$(BUILD)/casts: $(BUILD)/tests/exhaustive/casts.o $(BUILD)/lib/err.o
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -lm -pthread
+
 # make soak            conversions in a loop with faults on: SECONDS=n (default 1200)
 soak: $(BUILD)/ckpt $(BUILD)/faultshim.so
 	$(Q)CKPT=$(CKPT) SHIM=$(BUILD)/faultshim.so tests/soak.sh $(SECONDS)
