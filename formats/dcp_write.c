@@ -113,6 +113,12 @@ static bool write_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *
     return ok;
 }
 
+static const uint8_t *stored_literal(const ckpt_sink *sink, const ckpt_seg *seg)
+{
+    const literals *lit = sink->self;
+    return seg->b == LIT_BLOB ? lit->blobs[seg->a].data : NULL;
+}
+
 /* ---- item list ----------------------------------------------------------------------------- */
 
 /* Unsorted items: objects, then tensors. Chunks without elements are written only for an empty
@@ -746,6 +752,7 @@ static ckpt_status begin(layout *l)
     l->lit->out = l->out;
     sink->self = l->lit;
     sink->literal = write_literal;
+    sink->stored = stored_literal;
     sink->n_files = 0;
     l->dir = "";
     sink->manifest_dir = "";

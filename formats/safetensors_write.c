@@ -65,6 +65,11 @@ static bool copy_literal(const ckpt_sink *sink, uint32_t file, const ckpt_seg *s
     return true;
 }
 
+static const uint8_t *stored_literal(const ckpt_sink *sink, const ckpt_seg *seg)
+{
+    return (const uint8_t *)((const literals *)sink->self)->items[seg->a].data;
+}
+
 static ckpt_status no_memory(ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory planning safetensors files");
@@ -504,6 +509,7 @@ ckpt_status ckpt_safetensors_layout(ckpt_out *out, ckpt_sink *sink, ckpt_err *er
         CKPT_CHECK(plan_modelopt(&w, err));
     sink->self = kept;
     sink->literal = copy_literal;
+    sink->stored = stored_literal;
     sink->manifest_dir = "";
 done:
     return status;

@@ -110,6 +110,11 @@ static ckpt_status put_files(ckpt_sha256 *sha, const ckpt_sink *sink, ckpt_err *
             put_u64(sha, (uint64_t)s->kind << 1 | s->crc);
             if (s->kind != CKPT_SEG_LITERAL)
                 continue;
+            const uint8_t *stored = sink->stored != NULL ? sink->stored(sink, s) : NULL;
+            if (stored != NULL) {
+                ckpt_sha256_update(sha, stored, (size_t)s->len);
+                continue;
+            }
             uint8_t *bytes = malloc((size_t)s->len + 1);
             if (bytes == NULL || !sink->literal(sink, (uint32_t)f, s, 0, bytes)) {
                 free(bytes);

@@ -221,6 +221,9 @@ typedef struct ckpt_sink {
      * False: out of memory. */
     bool (*literal)(const struct ckpt_sink *sink, uint32_t file, const ckpt_seg *seg, uint32_t crc,
                     uint8_t *out);
+    /* The seg->len bytes of a literal that lies in memory, which literal() would copy; NULL: it is made.
+     * The member itself may be NULL. */
+    const uint8_t *(*stored)(const struct ckpt_sink *sink, const ckpt_seg *seg);
     void *self; /* in the arena */
 } ckpt_sink;
 
