@@ -198,11 +198,17 @@ done:
     return status;
 }
 
-static bool is_path(const opener *o, const char *name)
+/* Both lists are sorted, so the search mostly ends where it starts: behind the last one found. */
+static bool is_path(const opener *o, const char *name, size_t *next)
 {
-    for (size_t i = 0; i < o->src->n_files; i++)
-        if (strcmp(o->src->files[i].name, name) == 0)
+    size_t n = o->src->n_files;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = (*next + i) % n;
+        if (strcmp(o->src->files[at].name, name) == 0) {
+            *next = at + 1;
             return true;
+        }
+    }
     return false;
 }
 
@@ -218,11 +224,11 @@ static ckpt_status add_stale_files(opener *o)
 {
     ckpt_source *src = o->src;
     char **names;
-    size_t n, stale = 0;
+    size_t n, stale = 0, next = 0;
     const char *first = NULL;
     ckpt_status status = ckpt_list_dir(src->root, &src->arena, &names, &n, o->err);
     for (size_t i = 0; status == CKPT_OK && i < n; i++) {
-        if (!has_suffix(names[i], ".distcp") || is_path(o, names[i]))
+        if (!has_suffix(names[i], ".distcp") || is_path(o, names[i], &next))
             continue;
         const char *path = ckpt_path_join(&src->arena, src->root, names[i]);
         uint32_t index;

@@ -122,13 +122,18 @@ char *ckpt_verify_path(verification *v, const ckpt_manifest_file *f)
     return ckpt_path_join(&v->tool->arena, v->src.root, f->name);
 }
 
-int64_t ckpt_verify_source_file(const verification *v, const char *name)
+int64_t ckpt_verify_source_file(const verification *v, const char *name, size_t *next)
 {
+    size_t n = v->src.n_files;
     if (ckpt_manifest_single(&v->src))
-        return v->src.n_files > 0 ? 0 : -1;
-    for (size_t i = 0; i < v->src.n_files; i++)
-        if (strcmp(v->src.files[i].name, name) == 0)
-            return (int64_t)i;
+        return n > 0 ? 0 : -1;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = (*next + i) % n;
+        if (strcmp(v->src.files[at].name, name) == 0) {
+            *next = at + 1;
+            return (int64_t)at;
+        }
+    }
     return -1;
 }
 
@@ -171,18 +176,29 @@ static bool is_mentioned(const ckpt_source *src, const char *name)
     return false;
 }
 
+static int by_text(const void *a, const void *b)
+{
+    const char *const *x = a, *const *y = b;
+    return strcmp(*x, *y);
+}
+
 /* Data files that nothing refers to: remains of an older or interrupted save. */
 static ckpt_status check_stale(verification *v, ckpt_err *err)
 {
     char **names = NULL;
-    size_t n = 0;
+    size_t n = 0, n_files = v->src.n_files;
     if (ckpt_manifest_single(&v->src))
         return CKPT_OK;
+    const char **files = ckpt_arena_array(&v->tool->arena, n_files + 1, sizeof *files);
+    if (files == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for the names of %zu files", n_files);
+    for (size_t f = 0; f < n_files; f++)
+        files[f] = v->src.files[f].name;
+    qsort(files, n_files, sizeof *files, by_text);
     ckpt_status status = ckpt_list_dir(v->src.root, &v->tool->arena, &names, &n, err);
     for (size_t i = 0; status == CKPT_OK && i < n; i++) {
-        bool used = v->has_manifest && ckpt_manifest_find_file(&v->manifest, names[i]) >= 0;
-        for (size_t f = 0; !used && f < v->src.n_files; f++)
-            used = strcmp(v->src.files[f].name, names[i]) == 0;
+        bool used = (v->has_manifest && ckpt_manifest_find_file(&v->manifest, names[i]) >= 0) ||
+                    bsearch(&names[i], files, n_files, sizeof *files, by_text) != NULL;
         if (!used && looks_like_data(names[i]) && !is_mentioned(&v->src, names[i]))
             ckpt_verify_warning(v, "%s: stale data file, part of nothing", names[i]);
     }

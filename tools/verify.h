@@ -52,8 +52,9 @@ void ckpt_verify_warning(verification *v, const char *fmt, ...) CKPT_PRINTF(2, 3
 void ckpt_verify_duplicate(verification *v, const char *fmt, ...) CKPT_PRINTF(2, 3);
 /* Where a file of the manifest lies; NULL: out of memory. */
 char *ckpt_verify_path(verification *v, const ckpt_manifest_file *f);
-/* Index among the source's files, or -1 for a file that the container does not read. */
-int64_t ckpt_verify_source_file(const verification *v, const char *name);
+/* Index among the source's files, or -1 for a file that the container does not read. *next (0 before)
+ * is where the search begins, behind the file found last: lists of files have one order. */
+int64_t ckpt_verify_source_file(const verification *v, const char *name, size_t *next);
 
 /* verify_digests.c */
 ckpt_status ckpt_verify_compute(verification *v, bool whole_files, ckpt_err *err) CKPT_MUST_USE;

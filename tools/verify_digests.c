@@ -219,9 +219,10 @@ static ckpt_status compare_other_file(verification *v, const ckpt_manifest_file 
 static ckpt_status compare_files(verification *v, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
+    size_t next = 0;
     for (size_t i = 0; i < v->manifest.n_files; i++) {
         const ckpt_manifest_file *f = &v->manifest.files[i];
-        int64_t at = ckpt_verify_source_file(v, f->name);
+        int64_t at = ckpt_verify_source_file(v, f->name, &next);
         if (at < 0) {
             CKPT_CHECK(compare_other_file(v, f, err));
             continue;

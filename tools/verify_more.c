@@ -272,12 +272,12 @@ ckpt_status ckpt_verify_write(verification *v, ckpt_err *err)
         m.has_source_root = v->manifest.has_source_root;
         memcpy(m.source_root, v->manifest.source_root, CKPT_SHA256_LEN);
     }
-    for (size_t i = 0; i < v->manifest.n_files; i++) {
+    for (size_t i = 0, next = 0; i < v->manifest.n_files; i++) {
         const ckpt_manifest_file *f = &v->manifest.files[i];
         uint8_t digest[CKPT_SHA256_LEN];
         uint64_t size = 0;
         char *file = ckpt_verify_path(v, f);
-        if (ckpt_verify_source_file(v, f->name) >= 0 || file == NULL || !ckpt_exists(file))
+        if (ckpt_verify_source_file(v, f->name, &next) >= 0 || file == NULL || !ckpt_exists(file))
             continue;
         CKPT_CHECK(ckpt_tool_file_digest(file, digest, &size, err));
         CKPT_CHECK(ckpt_manifest_add_file(&m, f->name, size, digest, err));

@@ -44,3 +44,18 @@ rm -r again/model-00150-of-00300.safetensors
 got=0; (ulimit -n 100; exec "$CKPT" inspect again) >$OUT 2>$ERR || got=$?
 [ "$got" -eq 3 ] || fail "a missing shard: exit $got"
 err 'model-00150-of-00300'
+
+# A model downloaded as very many files, with few descriptors: seconds, as nothing is compared with
+# everything.
+rm -rf shards joined again
+"$GEN" shards many --tensors 20000 >/dev/null
+for args in "inspect many" "convert many out --to torch_dist --dry-run" "verify many --write" "verify many --hash"; do
+    (ulimit -n 256 -t 20; exec "$CKPT" $args) >$OUT 2>$ERR || fail "ckpt $args: exit $? $(head -c 600 $ERR)"
+done
+out '20000 tensors, 20001 files, all digests match'
+touch many/other.bin
+rc 0 verify many
+out 'other.bin: stale data file'
+rm many/model-00777-of-20000.safetensors
+rc 3 verify many
+err 'model-00777-of-20000'
