@@ -481,7 +481,8 @@ static void convert_shifting(const shifting *s, const ckpt_stream_opts *stream)
     make_base();
     snprintf(plain, sizeof plain, "%s/plain.safetensors", base);
     snprintf(out, sizeof out, "%s/out%s", base, strcmp(s->container, "hdf5") == 0 ? ".h5" : "");
-    write_plain(plain);
+    if (s->group == NULL)
+        write_plain(plain);
     const char *from = s->group == NULL ? plain : KIMI;
     ck_assert_msg(ckpt_source_open(&o.src, from, &open_opts, &err) == CKPT_OK, "%s", err.text);
     ck_assert_msg(ckpt_model_bind(&o.model, &o.src, &bind, &err) == CKPT_OK, "%s", err.text);
