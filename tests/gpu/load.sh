@@ -49,6 +49,6 @@ if [ -n "${WHEELS:-}" ]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$dir/site" "$WHEELS"/*.whl &&
         export PYTHONPATH=$dir/site${PYTHONPATH:+:$PYTHONPATH}
 fi
-python3 "$here/load_rivals.py" "$program" "$dir/flat" "$dir/cut" "${ROUNDS:-5}" "${LIMIT:-85}" || bad=1
+python3 "$here/load_rivals.py" "$program" "$dir/flat" "$dir/cut" "${ROUNDS:-5}" "${LIMIT:-75}" || bad=1
 say "done"
 exit $bad

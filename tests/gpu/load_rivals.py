@@ -138,7 +138,7 @@ first = {}
 for (name, source, _), t, count in zip(methods, times, counts):
     if not t:
         continue
-    size = int(sizes[cut if source == "cut" else flat])
+    size = int(sizes.get(cut if source == "cut" else flat, 0))  # 0: nothing of ckpt's was loaded
     median = statistics.median(t)
     first.setdefault(source, median)
     print(f"{name:<40} | {median:8.4f} | {size / median / 1e9:6.2f} | {median / first[source]:5.2f} | {len(t)}, {min(t):.4f}{f', {count} tensors' if count >= 0 else ''}")
