@@ -102,8 +102,9 @@ load_emulated: $(BUILD)/load_emulated
 $(BUILD)/two_emulated $(BUILD)/load_emulated: $(BUILD)/%: $(BUILD)/tests/gpu/%.o $(EMU_OBJ) $(BUILD)/libckpt_engine.a $(BUILD)/libckpt.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lstdc++
-$(BUILD)/tests/gpu/two_emulated.o $(BUILD)/tests/gpu/load_emulated.o: $(BUILD)/tests/gpu/%_emulated.o: tests/gpu/%_gpu.c $(wildcard tests/gpu/*.h) $(BUILD)/flags
+$(BUILD)/tests/gpu/two_emulated.o $(BUILD)/tests/gpu/load_emulated.o: $(BUILD)/tests/gpu/%_emulated.o: tests/gpu/%_gpu.c $(BUILD)/flags
 	$(call say,CC,$< emulated)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(STD) $(CPPFLAGS) $(CFLAGS) $(SANFLAGS) $(WARN) -Wno-conversion -Wno-missing-prototypes -Iengine -Itests \
-	    -DCKPT_EMULATED -c -o $@ $<
+	    -DCKPT_EMULATED -MMD -MP -c -o $@ $<
+-include $(BUILD)/tests/gpu/two_emulated.d $(BUILD)/tests/gpu/load_emulated.d
