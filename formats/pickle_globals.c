@@ -131,8 +131,11 @@ static bool listed(const char *names, const char *name)
 
 static bool module_matches(const char *row, const char *module)
 {
-    size_t n = strlen(row);
-    return row[n - 1] == '.' ? strncmp(row, module, n) == 0 : strcmp(row, module) == 0;
+    /* One pass: every item of a checkpoint asks this of all rows. */
+    size_t n = 0;
+    while (row[n] && row[n] == module[n])
+        n++;
+    return row[n] == 0 && (module[n] == 0 || row[n - 1] == '.');
 }
 
 bool ckpt_pkl_global_known(const char *module, const char *name)
