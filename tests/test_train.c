@@ -192,7 +192,9 @@ START_TEST(snapshot_has_its_pages_before_the_first_copy)
     ck_assert_int_eq(mincore((void *)first, last - first, here), 0);
     for (size_t i = 0; i < pages; i++)
         before += (here[i] & 1) == 0;
+#if !defined(__SANITIZE_THREAD__) /* whose allocator touches what it clears */
     ck_assert_uint_gt(before, pages / 2);
+#endif
     while (ckpt_snapshot_populate(&snap, &at))
         ck_assert_uint_le(at, last - first);
     ck_assert_uint_eq(at, last - first);

@@ -86,6 +86,11 @@ check-cli: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/stcmp cuda-emulated load_emulated
 check-property: $(BUILD)/property
 	$(Q)$(BUILD)/property --seeds $(SEEDS) --threads $(JOBS)
 
+# make check-netns     conversion by ranks in network namespaces of their own (root)
+.PHONY: check-netns
+check-netns: $(BUILD)/ckpt $(BUILD)/gen $(BUILD)/libckpt_mpi.so
+	$(Q)CKPT=$(BUILD)/ckpt GEN=$(BUILD)/gen tests/cli/run.sh convert_netns
+
 # make check-fault     failing calls, SIGKILL, power loss, no memory (STRIDE=1: at every call)
 check-fault: $(BUILD)/ckpt $(BUILD)/faultshim.so $(BUILD)/sweep
 	$(Q)CKPT=$(CKPT) SWEEP=$(BUILD)/sweep SHIM=$(BUILD)/faultshim.so tests/fault/run.sh
