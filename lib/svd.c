@@ -8,8 +8,12 @@
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #define LIBRARY "libopenblas.so.0"
 
@@ -39,8 +43,31 @@ static bool find(void *library, const char *name, void *function)
     return at != NULL;
 }
 
+/* OpenBLAS asks for a buffer of 128 MiB a thread, over and over until it has it: where address space is limited
+ * it must be there before. */
+static bool has_room(void)
+{
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const size_t mib = (size_t)1 << 20, need = ((size_t)(cores > 0 ? cores : 1) + 1) * 128 + 64;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return true;
+    void *probe =
+        mmap(NULL, need * mib, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (probe == MAP_FAILED) {
+        snprintf(blas.why, sizeof blas.why,
+                 "its buffers take %zu MiB of address space, and the limit (ulimit -v) leaves less",
+                 need);
+        return false;
+    }
+    (void)munmap(probe, need * mib);
+    return true;
+}
+
 static void load(void)
 {
+    if (!has_room())
+        return;
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     blas.loaded = library != NULL && find(library, "dgesdd_", &blas.dgesdd) &&
                   find(library, "cblas_dgemm", &blas.dgemm) &&

@@ -45,6 +45,8 @@ cp -r four bad; flip "$(ls bad/release/*.distcp | tail -n 1)" 2000
 mpi 1 4 verify bad --hash
 out 'differ from the manifest'
 mpi 2 2 inspect four; [ "$(grep -c 'started by mpirun on 2 ranks' $ERR)" -eq 1 ] || fail "not one rank's words: $(cat $ERR)"
+mpi 0 2 convert "$src" dry --to torch_dist --dry-run --json; [ "$(grep -c '"command"' $OUT)" -eq 1 ] || fail "not one document: $(cat $OUT)"
+absent dry
 
 # The model itself on ranks, near a peer's numbers at every mesh; two checkpoints; what rank 0 finds fails all.
 near=(--forward --reference "$src.reference.safetensors")

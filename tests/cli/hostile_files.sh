@@ -81,6 +81,13 @@ pickle memo 'j\xff\xff\xff\xff.' 'pickle opcode 0x6a at byte 2: memo index 42949
 printf '\x80\x02}r\xff\xff\xff\xff.' >data.pkl; pt sparse.pt
 (ulimit -v 400000; OPENBLAS_NUM_THREADS=1 exec "$CKPT" verify sparse.pt >$OUT 2>$ERR); got=$?
 [ $got -eq 0 ] || sanitized any || fail "sparse memo: exit $got: $(cat $ERR)"
+# OpenBLAS would ask for its buffers for ever.
+if ! sanitized asan && ! sanitized tsan; then
+    (ulimit -v 150000; exec timeout -s KILL 20 "$CKPT" convert "$FIXTURES/mcore/legacy_tp2" factors --kda-f-lora-rank 8 --kda-gate-lora-rank 8 --approximate >$OUT 2>$ERR); got=$?
+    [ $got -eq 4 ] || fail "a decomposition without memory: exit $got: $(cat $ERR)"
+    err 'needs OpenBLAS: its buffers take [0-9]+ MiB of address space, and the limit \(ulimit -v\) leaves less'
+    absent factors
+fi
 { printf '\x80\x02'; printf '%*s' 1100000 '' | tr ' ' '('; } >data.pkl; pt marks.pt
 refused 3 marks.pt 'archive/data.pkl: pickle opcode 0x28 at byte 1048578: more than 1048576 marks'
 { printf '\x80\x02N'; printf '%*s' 1100000 '' | tr ' ' 2; } >data.pkl; pt stack.pt
