@@ -1,5 +1,6 @@
 /* Causal depthwise convolution + SiLU: a piece is a block of channels over all tokens. */
 #include "kernels/kernels.h"
+#include "ops.h"
 
 #include "checked.h"
 
@@ -101,4 +102,37 @@ ckpt_status ENG(conv_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64
     };
     run_all(e, &j);
     return CKPT_OK;
+}
+
+static ckpt_status check_heads(int64_t C, int64_t K, ckpt_err *err)
+{
+    if (K < 1 || C % K != 0)
+        return ckpt_fail(err, CKPT_E_USAGE, "conv: %lld channels in heads of %lld", (long long)C,
+                         (long long)K);
+    return CKPT_OK;
+}
+
+ckpt_status ENG(conv_norm)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W, int64_t K,
+                           double eps, const real *x, const real *w, const real *history, real *y,
+                           real *r, real *last, ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(check_heads(C, K, err));
+    CKPT_CHECK(ENG(conv)(e, seq, C, W, x, w, NULL, history, y, last, err));
+    CKPT_CHECK(ENG(l2norm)(e, ckpt_eng_tokens(seq) * (C / K), K, y, eps, y, r, err));
+done:
+    return status;
+}
+
+ckpt_status ENG(conv_norm_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W,
+                               int64_t K, const real *x, const real *w, const real *history,
+                               const real *y, const real *r, real *dy, real *dx, real *dw,
+                               real *dhistory, ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(check_heads(C, K, err));
+    CKPT_CHECK(ENG(l2norm_bwd)(e, ckpt_eng_tokens(seq) * (C / K), K, y, r, dy, dy, err));
+    CKPT_CHECK(ENG(conv_bwd)(e, seq, C, W, x, w, NULL, history, dy, dx, dw, NULL, dhistory, err));
+done:
+    return status;
 }

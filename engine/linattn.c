@@ -223,7 +223,8 @@ static ckpt_status forward_qkv(ckpt_eng *e, const ckpt_eng_linattn *b, const ckp
                                const ENG(linattn_state) * st, const ENG(linattn_saved) * s,
                                ckpt_err *err)
 {
-    const int64_t n = z->T * b->delta.H, K = b->delta.K;
+    const int64_t K = b->delta.K;
+    const double eps = l2_eps(b);
     real *hq = st ? st->conv_q : NULL, *hk = st ? st->conv_k : NULL, *hv = st ? st->conv_v : NULL;
     ckpt_status status;
     CKPT_CHECK(project(e, z, x, p->q, z->QK, s->pre_q, err));
@@ -232,11 +233,11 @@ static ckpt_status forward_qkv(ckpt_eng *e, const ckpt_eng_linattn *b, const ckp
     if (ckpt_eng_cut_in(e) != NULL)
         CKPT_CHECK(ENG(linattn_cut_rows)(e, b, seq, s, err));
     const real *fq = st ? hq : s->hist_q, *fk = st ? hk : s->hist_k, *fv = st ? hv : s->hist_v;
-    CKPT_CHECK(ENG(conv)(e, seq, z->QK, b->W, s->pre_q, p->conv_q, NULL, fq, s->q, hq, err));
-    CKPT_CHECK(ENG(conv)(e, seq, z->QK, b->W, s->pre_k, p->conv_k, NULL, fk, s->k, hk, err));
+    CKPT_CHECK(
+        ENG(conv_norm)(e, seq, z->QK, b->W, K, eps, s->pre_q, p->conv_q, fq, s->q, s->rq, hq, err));
+    CKPT_CHECK(
+        ENG(conv_norm)(e, seq, z->QK, b->W, K, eps, s->pre_k, p->conv_k, fk, s->k, s->rk, hk, err));
     CKPT_CHECK(ENG(conv)(e, seq, z->VD, b->W, s->pre_v, p->conv_v, NULL, fv, s->v, hv, err));
-    CKPT_CHECK(ENG(l2norm)(e, n, K, s->q, l2_eps(b), s->q, s->rq, err));
-    CKPT_CHECK(ENG(l2norm)(e, n, K, s->k, l2_eps(b), s->k, s->rk, err));
 done:
     return status;
 }
@@ -363,13 +364,18 @@ done:
     return status;
 }
 
-/* One of q, k, v back to x. d is the gradient after the convolution. */
+/* One of q, k, v back to x. d is the gradient after the convolution, or after the norm of q and k, which
+ * may be overwritten. */
 typedef struct conv_back {
     int64_t n;
-    const real *pre, *w, *d, *history; /* history or NULL */
+    const real *pre, *w;
+    real *d;
+    const real *history; /* or NULL */
     const wreal *w_conv;
     wreal *dw_conv;
     real *dw;
+    const real *y; /* with r: what was normed, NULL of v */
+    const wreal *r;
 } conv_back;
 
 static ckpt_status backward_conv(ckpt_eng *e, const ckpt_eng_linattn *b, const ckpt_eng_seq *seq,
@@ -380,8 +386,12 @@ static ckpt_status backward_conv(ckpt_eng *e, const ckpt_eng_linattn *b, const c
     const size_t mark = ckpt_eng_mark(e);
     real *dhistory = c->history ? rows(e, seq->n * (b->W - 1), c->n) : NULL;
     CKPT_CHECK(ckpt_eng_check(e, err));
-    CKPT_CHECK(ENG(conv_bwd)(e, seq, c->n, b->W, c->pre, c->w_conv, NULL, c->history, c->d, dpre,
-                             c->dw_conv, NULL, dhistory, err));
+    if (c->r != NULL)
+        CKPT_CHECK(ENG(conv_norm_bwd)(e, seq, c->n, b->W, b->delta.K, c->pre, c->w_conv, c->history,
+                                      c->y, c->r, c->d, dpre, c->dw_conv, dhistory, err));
+    else
+        CKPT_CHECK(ENG(conv_bwd)(e, seq, c->n, b->W, c->pre, c->w_conv, NULL, c->history, c->d,
+                                 dpre, c->dw_conv, NULL, dhistory, err));
     if (dhistory)
         CKPT_CHECK(ENG(linattn_cut_rows_bwd)(e, seq, c->n, b->W, dpre, dhistory, err));
     CKPT_CHECK(ENG(linear_dw)(e, z->T, z->D, c->n, dpre, c->n, x, z->D, c->dw, NULL, err));
@@ -396,15 +406,12 @@ static ckpt_status backward_qkv(ckpt_eng *e, const ckpt_eng_linattn *b, const ck
                                 const ENG(linattn_saved) * s, const real *x,
                                 const ENG(linattn_params) * g, work *w, real *dx, ckpt_err *err)
 {
-    const int64_t n = z->T * b->delta.H, K = b->delta.K;
     const conv_back three[] = {
-        {z->QK, s->pre_q, p->q, w->in.q, s->hist_q, p->conv_q, g->conv_q, g->q},
-        {z->QK, s->pre_k, p->k, w->in.k, s->hist_k, p->conv_k, g->conv_k, g->k},
-        {z->VD, s->pre_v, p->v, w->in.v, s->hist_v, p->conv_v, g->conv_v, g->v},
+        {z->QK, s->pre_q, p->q, w->in.q, s->hist_q, p->conv_q, g->conv_q, g->q, s->q, s->rq},
+        {z->QK, s->pre_k, p->k, w->in.k, s->hist_k, p->conv_k, g->conv_k, g->k, s->k, s->rk},
+        {z->VD, s->pre_v, p->v, w->in.v, s->hist_v, p->conv_v, g->conv_v, g->v, NULL, NULL },
     };
     ckpt_status status;
-    CKPT_CHECK(ENG(l2norm_bwd)(e, n, K, s->q, s->rq, w->in.q, w->in.q, err));
-    CKPT_CHECK(ENG(l2norm_bwd)(e, n, K, s->k, s->rk, w->in.k, w->in.k, err));
     for (size_t i = 0; i < sizeof three / sizeof *three; i++)
         CKPT_CHECK(backward_conv(e, b, seq, z, &three[i], x, w->dpre, dx, err));
 done:

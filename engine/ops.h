@@ -79,6 +79,15 @@ ckpt_status ENG(conv_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64
                           const wreal *w, const wreal *bias, const real *history, const real *dy,
                           real *dx, wreal *dw, wreal *dbias, real *dhistory,
                           ckpt_err *err) CKPT_MUST_USE;
+/* conv without bias, then l2norm of every K channels in place, r [T, C / K]. K divides C. */
+ckpt_status ENG(conv_norm)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W, int64_t K,
+                           double eps, const real *x, const wreal *w, const real *history, real *y,
+                           wreal *r, real *last, ckpt_err *err) CKPT_MUST_USE;
+/* From the normed y and r. dy may be overwritten; the rest is conv_bwd's. */
+ckpt_status ENG(conv_norm_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W,
+                               int64_t K, const real *x, const wreal *w, const real *history,
+                               const real *y, const wreal *r, real *dy, real *dx, wreal *dw,
+                               real *dhistory, ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- gates (gate.c) ------------------------------------------------------------------------- */
 

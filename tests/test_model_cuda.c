@@ -75,6 +75,7 @@ static const fixture fixtures[] = {
     {"hf/llama_tiny_tied",  3, 7,  0,    false},
     {"mcore/legacy_tp2",    2, 11, 0,    true },
     {"mcore/gpt_mla_mtp",   2, 10, 0,    false},
+    {"fla/kda_trained",     2, 9,  0,    true }, /* heads of 64: convolution and norm in one kernel */
 };
 
 /* f32: products and sums are of the same numbers in another order, so what separates the two is rounding:

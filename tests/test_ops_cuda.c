@@ -65,6 +65,31 @@ START_TEST(ops_cuda_conv_matches_engine)
 }
 END_TEST
 
+START_TEST(ops_cuda_conv_with_norm_is_two_kernels)
+{
+    static const int64_t packed[] = {0, 0, 1, 3, 35, 35, 99, 100, 133}, none[] = {0, 0};
+    static const int64_t one[] = {0, 1}, odd[] = {0, 65}, border[] = {0, 62, 64, 66, 97};
+    ops_run o = start(_i);
+    ops_conv_norm(&o, packed, 8, 2, 128, 4, true);
+    ops_conv_norm(&o, packed, 8, 4, 64, 4, false);
+    ops_conv_norm(&o, border, 4, 9, 128, 3, false); /* the second block has one warp */
+    ops_conv_norm(&o, border, 4, 2, 64, 1, true);
+    ops_conv_norm(&o, odd, 1, 1, 128, 2, true);
+    ops_conv_norm(&o, odd, 1, 2, 64, 4, true);
+    for (int64_t K = 64; K <= 128; K *= 2) {
+        ops_conv_norm(&o, one, 1, 2, K, 4, true);
+        ops_conv_norm(&o, none, 1, 2, K, 4, true);
+        ops_conv_norm(&o, none, 0, 2, K, 4, false);
+    }
+    /* two kernels: half a warp, a wide filter, other heads */
+    ops_conv_norm(&o, packed, 8, 3, 64, 4, true);
+    ops_conv_norm(&o, odd, 1, 1, 128, 5, true);
+    ops_conv_norm(&o, border, 4, 3, 32, 4, true);
+    ops_conv_norm(&o, border, 4, 2, 256, 4, false);
+    finish(&o);
+}
+END_TEST
+
 START_TEST(ops_cuda_gate_matches_engine)
 {
     ops_run o = start(_i);
@@ -243,6 +268,17 @@ START_TEST(ops_cuda_refuses_what_it_has_not)
     ck_assert_int_eq(ckpt_cuda_conv(&c, &seq, 4, 9, x, x, NULL, NULL, x, NULL, &err),
                      CKPT_E_UNSUPPORTED);
     ck_assert_int_eq(ckpt_cuda_conv(&c, &seq, 4, 0, x, x, NULL, NULL, x, NULL, &err), CKPT_E_USAGE);
+    ck_assert_int_eq(ckpt_cuda_conv_norm(&c, &seq, 4, 4, 3, 1e-6, x, x, NULL, x, x, NULL, &err),
+                     CKPT_E_USAGE);
+    ck_assert_str_eq(err.text, "conv with norm on CUDA: 4 channels in heads of 3");
+    ck_assert_int_eq(
+        ckpt_cuda_conv_norm_bwd(&c, &seq, 4, 4, 0, x, x, NULL, x, x, x, x, NULL, NULL, &err),
+        CKPT_E_USAGE);
+    ck_assert_int_eq(
+        ckpt_cuda_conv_norm_bwd(&c, &seq, 4, 4, 2, x, x, NULL, x, x, x, x, x, NULL, &err),
+        CKPT_E_USAGE);
+    ck_assert_str_eq(err.text, "conv with norm backward on CUDA: workspace of 0 bytes, needs 40960 "
+                               "for 20 columns");
     ck_assert_int_eq(ckpt_cuda_gate(&c, 1, 1, 1, x, x, x, 1, x, &err), CKPT_E_USAGE);
     ck_assert_str_eq(err.text, "decay gate on CUDA: lower bound 1 is not below 0");
     ck_assert_int_eq(ckpt_cuda_swiglu(&c, 1, 4, x, x, 3, 0, x, 4, &err), CKPT_E_USAGE);
@@ -275,6 +311,7 @@ Suite *suite_ops_cuda(void)
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, ops_cuda_norm_matches_engine, 0, 2 * OPS_NORMS);
     tcase_add_loop_test(t, ops_cuda_conv_matches_engine, 0, 2);
+    tcase_add_loop_test(t, ops_cuda_conv_with_norm_is_two_kernels, 0, 2);
     tcase_add_loop_test(t, ops_cuda_gate_matches_engine, 0, 2);
     tcase_add_loop_test(t, ops_cuda_activations_match_engine, 0, 2);
     tcase_add_loop_test(t, ops_cuda_vocabulary_matches_engine, 0, 2);

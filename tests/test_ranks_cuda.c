@@ -15,6 +15,7 @@ typedef struct mesh_case {
 
 #define KIMI CKPT_FIXTURES "/hf/kimi_linear_tiny"
 #define KDA CKPT_FIXTURES "/mcore/legacy_tp2"
+#define FLA CKPT_FIXTURES "/fla/kda_trained"
 #define MTP CKPT_FIXTURES "/hf/deepseek_mtp_tiny"
 #define QWEN CKPT_FIXTURES "/hf/qwen3_next_mtp_tiny"
 #define ARCEE CKPT_FIXTURES "/hf/arcee_kda_tiny"
@@ -34,6 +35,7 @@ static const mesh_case cases[] = {
     {KIMI,  2, {"ep 2", 1, 1, 2, 2, CKPT_ENG_CP_HEADS},               false, false},
     {KIMI,  1, {"cp 4 chunks ep 4", 1, 4, 1, 4, CKPT_ENG_CP_CHUNKS},  false, false},
     {MTP,   3, {"cp 2 chunks, mtp", 1, 2, 1, 2, CKPT_ENG_CP_CHUNKS},  false, false},
+    {FLA,   1, {"cp 2 chunks, fla", 1, 2, 1, 1, CKPT_ENG_CP_CHUNKS},  false, false},
     {QWEN,  1, {"tp 2 cp 2 chunks", 2, 2, 1, 2, CKPT_ENG_CP_CHUNKS},  false, false},
 };
 /* clang-format on */

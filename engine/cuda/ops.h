@@ -87,6 +87,19 @@ ckpt_status ckpt_cuda_conv_bwd(const ckpt_cuda *c, const ckpt_cuda_seq *seq, int
                                const void *x, const float *w, const float *bias,
                                const void *history, const void *dy, void *dx, float *dw,
                                float *dbias, void *dhistory, ckpt_err *err) CKPT_MUST_USE;
+/* conv without bias, then l2norm of heads of K channels, r [T, C / K]: the bits of the two, in one kernel
+ * when K is 64 or 128, C a multiple of 128 and W at most 4. */
+ckpt_status ckpt_cuda_conv_norm(const ckpt_cuda *c, const ckpt_cuda_seq *seq, int64_t C, int64_t W,
+                                int64_t K, double eps, const void *x, const float *w,
+                                const void *history, void *y, float *r, void *last,
+                                ckpt_err *err) CKPT_MUST_USE;
+/* y, r as conv_norm left them; dy is overwritten unless it is one kernel. dw or NULL. work: C (W + 1)
+ * columns with dw. */
+ckpt_status ckpt_cuda_conv_norm_bwd(const ckpt_cuda *c, const ckpt_cuda_seq *seq, int64_t C,
+                                    int64_t W, int64_t K, const void *x, const float *w,
+                                    const void *history, const void *y, const float *r, void *dy,
+                                    void *dx, float *dw, void *dhistory,
+                                    ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- gates (ops_gate.cu) -------------------------------------------------------------------- */
 

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define CKPT_CUDA_PLUGIN_VERSION 4
+#define CKPT_CUDA_PLUGIN_VERSION 5
 
 /* clang-format off */
 #define CKPT_CUDA_FUNCTIONS(X)                                                                     \
@@ -29,7 +29,8 @@ extern "C" {
     X(capture_begin) X(capture_end) X(graph_launch) X(graph_size) X(graph_free)                    \
     X(tap_open) X(tap_close) X(tap_mark) X(tap_start) X(tap_take)                                  \
     X(work) X(rmsnorm) X(rmsnorm_bwd) X(gated_rmsnorm) X(gated_rmsnorm_bwd) X(l2norm) X(l2norm_bwd)\
-    X(conv) X(conv_bwd) X(gate) X(gate_bwd) X(sigmoid) X(sigmoid_bwd)                              \
+    X(conv) X(conv_bwd) X(conv_norm) X(conv_norm_bwd)                                              \
+    X(gate) X(gate_bwd) X(sigmoid) X(sigmoid_bwd)                                                  \
     X(swiglu) X(swiglu_bwd) X(relu2) X(relu2_bwd) X(embed) X(embed_bwd) X(xent)                    \
     X(adamw) X(adamw_kept) X(sumsq) X(norm) X(rope) X(rope_table)                                                              \
     X(router) X(router_bwd) X(order) X(dispatch) X(combine)                                        \

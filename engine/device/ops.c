@@ -129,6 +129,36 @@ ckpt_status ENG(conv_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64
         api_of(e)->conv_bwd(&c, &s, C, W, x, w, bias, history, dy, dx, dw, dbias, dhistory, err));
 }
 
+ckpt_status ENG(conv_norm)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W, int64_t K,
+                           double eps, const real *x, const wreal *w, const real *history, real *y,
+                           wreal *r, real *last, ckpt_err *err)
+{
+    ckpt_cuda c = plain(e);
+    ckpt_cuda_seq s;
+    if (e->dry)
+        return CKPT_OK;
+    ckpt_status status = seq_of(e, seq, &s, err);
+    if (status == CKPT_OK)
+        status = api_of(e)->conv_norm(&c, &s, C, W, K, eps, x, w, history, y, r, last, err);
+    return status;
+}
+
+ckpt_status ENG(conv_norm_bwd)(ckpt_eng *e, const ckpt_eng_seq *seq, int64_t C, int64_t W,
+                               int64_t K, const real *x, const wreal *w, const real *history,
+                               const real *y, const wreal *r, real *dy, real *dx, wreal *dw,
+                               real *dhistory, ckpt_err *err)
+{
+    ckpt_cuda_seq s = {0};
+    if (!e->dry) {
+        ckpt_status status = seq_of(e, seq, &s, err);
+        if (status != CKPT_OK)
+            return status;
+    }
+    WITH_COLUMNS(
+        e, C * (W + 1),
+        api_of(e)->conv_norm_bwd(&c, &s, C, W, K, x, w, history, y, r, dy, dx, dw, dhistory, err));
+}
+
 ckpt_status ENG(gate)(ckpt_eng *e, int64_t T, int64_t HV, int64_t K, const real *raw,
                       const wreal *A_log, const wreal *dt_bias, double bound, wreal *g,
                       ckpt_err *err)

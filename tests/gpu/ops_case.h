@@ -72,9 +72,8 @@ static inline void ops_did(ops_run *o, const char *what, ckpt_status status, con
     if (status != CKPT_OK && !o->said[0])
         (void)snprintf(o->said, sizeof o->said, "%s: %s", what, err->text);
 }
-static inline void ops_same(ops_run *o, const char *what, kda_array *a)
+static inline void ops_near(ops_run *o, const char *what, kda_array *a, bool bf16)
 {
-    const bool bf16 = a->dtype == CKPT_BF16;
     double diff = 0, size = 0, limit = bf16 ? 3.92e-3 : 1e-5;
     kda_get(a);
     for (int64_t i = 0; i < a->n; i++) {
@@ -86,6 +85,11 @@ static inline void ops_same(ops_run *o, const char *what, kda_array *a)
     if (!(far <= limit) && !o->said[0])
         (void)snprintf(o->said, sizeof o->said, "%s of %lld: relative RMS %.3g above %.3g", what,
                        (long long)a->n, far, limit);
+}
+
+static inline void ops_same(ops_run *o, const char *what, kda_array *a)
+{
+    ops_near(o, what, a, a->dtype == CKPT_BF16);
 }
 
 /* ---- norms ------------------------------------------------------------------------------------ */
@@ -213,6 +217,126 @@ static inline void ops_conv(ops_run *o, const int64_t *cu, int64_t N, int64_t C,
         memcpy(old->x, last->x, (size_t)H * sizeof(double));
         ops_same(o, "conv last in place", old);
     }
+    dev_free(dev_cu);
+    ops_clear(o);
+}
+
+/* ---- convolution, then the norm of heads of K -------------------------------------------------- */
+
+typedef struct ops_two {
+    ckpt_cuda_seq seq;
+    int64_t C, W, K;
+    kda_array *x, *w, *old; /* old or NULL */
+    kda_array *dy, *y, *r, *last, *dx, *dw, *dold;
+} ops_two;
+
+static inline void ops_bits(ops_run *o, const char *what, const kda_array *a, const kda_array *b)
+{
+    const size_t bytes = (size_t)a->n * (a->dtype == CKPT_BF16 ? 2 : 4);
+    char *one = malloc(bytes + 1), *two = malloc(bytes + 1);
+    dev_get(one, a->dev, bytes);
+    dev_get(two, b->dev, bytes);
+    if (memcmp(one, two, bytes) != 0 && !o->said[0])
+        (void)snprintf(o->said, sizeof o->said, "%s of %lld: not the bits of two calls", what,
+                       (long long)a->n);
+    free(one);
+    free(two);
+}
+
+static inline void ops_two_calls(ops_run *o, const ops_two *a)
+{
+    const int64_t rows = a->seq.tokens * (a->C / a->K);
+    const void *old = a->old ? a->old->dev : NULL;
+    ckpt_err err;
+    ops_did(o, "conv",
+            ckpt_cuda_conv(&o->c, &a->seq, a->C, a->W, a->x->dev, a->w->dev, NULL, old, a->y->dev,
+                           a->last->dev, &err),
+            &err);
+    ops_did(o, "l2norm",
+            ckpt_cuda_l2norm(&o->c, rows, a->K, a->y->dev, 1e-6, a->y->dev, a->r->dev, &err), &err);
+    ops_did(
+        o, "l2norm",
+        ckpt_cuda_l2norm_bwd(&o->c, rows, a->K, a->y->dev, a->r->dev, a->dy->dev, a->dy->dev, &err),
+        &err);
+    ops_did(o, "conv",
+            ckpt_cuda_conv_bwd(&o->c, &a->seq, a->C, a->W, a->x->dev, a->w->dev, NULL, old,
+                               a->dy->dev, a->dx->dev, a->dw->dev, NULL, a->dold->dev, &err),
+            &err);
+}
+static inline void ops_one_call(ops_run *o, const ops_two *a)
+{
+    const void *old = a->old ? a->old->dev : NULL;
+    ckpt_err err;
+    ops_did(o, "conv with norm",
+            ckpt_cuda_conv_norm(&o->c, &a->seq, a->C, a->W, a->K, 1e-6, a->x->dev, a->w->dev, old,
+                                a->y->dev, a->r->dev, a->last->dev, &err),
+            &err);
+    ops_did(o, "conv with norm",
+            ckpt_cuda_conv_norm_bwd(&o->c, &a->seq, a->C, a->W, a->K, a->x->dev, a->w->dev, old,
+                                    a->y->dev, a->r->dev, a->dy->dev, a->dx->dev, a->dw->dev,
+                                    a->dold->dev, &err),
+            &err);
+}
+static inline void ops_two_reference(ops_run *o, const ckpt_eng_seq *seq, const ops_two *a)
+{
+    const double *old = a->old ? a->old->x : NULL;
+    ckpt_err err;
+    ops_did(o, "reference",
+            ENG(conv_norm)(&o->e, seq, a->C, a->W, a->K, 1e-6, a->x->x, a->w->x, old, a->y->x,
+                           a->r->x, a->last->x, &err),
+            &err);
+    ops_did(o, "reference",
+            ENG(conv_norm_bwd)(&o->e, seq, a->C, a->W, a->K, a->x->x, a->w->x, old, a->y->x,
+                               a->r->x, a->dy->x, a->dx->x, a->dw->x, a->dold->x, &err),
+            &err);
+}
+
+/* The bits of the two operations on the device, and near their f64 twins. With bf16, r and dw are sums of
+ * what was rounded on the way: theirs is the limit of a bf16 array. */
+static inline void ops_conv_norm(ops_run *o, const int64_t *cu, int64_t N, int64_t heads, int64_t K,
+                                 int64_t W, bool history)
+{
+    const ckpt_dtype E = OPS_E(o);
+    const int64_t C = heads * K, T = cu[N], H = N * (W - 1) * C;
+    const ckpt_eng_seq seq = {.n = N, .cu = cu};
+    void *dev_cu = dev_alloc((size_t)(N + 1) * 8 + 256);
+    dev_put(dev_cu, cu, (size_t)(N + 1) * 8);
+    ops_two one = {
+        .seq = {.n = N, .tokens = T, .cu = dev_cu},
+          .C = C, .W = W, .K = K
+    };
+    one.x = ops_in(o, T * C, E, -1, 1);
+    one.w = ops_in(o, C * W, CKPT_F32, -1, 1);
+    one.old = history ? ops_in(o, H, E, -1, 1) : NULL;
+    one.dy = ops_in(o, T * C, E, -1, 1);
+    one.dw = ops_in(o, C * W, CKPT_F32, -1, 1);
+    ops_two two = one;
+    two.dy = ops_out(o, T * C, E), two.dw = ops_out(o, C * W, CKPT_F32);
+    memcpy(two.dy->x, one.dy->x, (size_t)(T * C) * sizeof(double));
+    memcpy(two.dw->x, one.dw->x, (size_t)(C * W) * sizeof(double));
+    kda_put(two.dy);
+    kda_put(two.dw);
+    for (ops_two *a = &one; a; a = a == &one ? &two : NULL) {
+        a->y = ops_out(o, T * C, E), a->r = ops_out(o, T * heads, CKPT_F32);
+        a->last = ops_out(o, H, E), a->dx = ops_out(o, T * C, E), a->dold = ops_out(o, H, E);
+    }
+    ops_work(o, C * (W + 1));
+    ops_two_reference(o, &seq, &one);
+    ops_one_call(o, &one);
+    ops_two_calls(o, &two);
+    (void)dev_wait();
+    ops_bits(o, "conv with norm y", one.y, two.y);
+    ops_bits(o, "conv with norm r", one.r, two.r);
+    ops_bits(o, "conv with norm last", one.last, two.last);
+    ops_bits(o, "conv with norm dx", one.dx, two.dx);
+    ops_bits(o, "conv with norm dw", one.dw, two.dw);
+    ops_bits(o, "conv with norm dhistory", one.dold, two.dold);
+    ops_same(o, "conv with norm y", one.y);
+    ops_near(o, "conv with norm r", one.r, E == CKPT_BF16);
+    ops_same(o, "conv with norm last", one.last);
+    ops_same(o, "conv with norm dx", one.dx);
+    ops_near(o, "conv with norm dw", one.dw, E == CKPT_BF16);
+    ops_same(o, "conv with norm dhistory", one.dold);
     dev_free(dev_cu);
     ops_clear(o);
 }

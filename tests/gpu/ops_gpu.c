@@ -45,6 +45,11 @@ static int check_type(ckpt_cuda_type type)
             ops_norm(&o, sizes[i][0], sizes[i][1], mode);
     for (int W = 1; W <= 8; W++)
         ops_conv(&o, cu, 8, W % 2 ? 1023 : 1024, W, W % 3 > 0);
+    for (int W = 1; W <= 5; W++)
+        for (int K = 64; K <= 128; K *= 2)
+            ops_conv_norm(&o, cu, 8, 1152 / K, K, W, W % 2 > 0);
+    ops_conv_norm(&o, cu, 8, 15, 64, 4, true);
+    ops_conv_norm(&o, cu, 8, 4, 256, 4, true);
     for (int b = 0; b < 2; b++) {
         ops_gate(&o, 1025, 32, 128, b ? -5 : 0);
         ops_gate(&o, 777, 5, 1, b ? -5 : 0);
@@ -83,6 +88,8 @@ static int check_small(ckpt_cuda_type type)
             ops_norm(&o, sizes[i][0], sizes[i][1], mode);
     ops_conv(&o, cu, 4, 40, 4, true);
     ops_conv(&o, cu, 4, 33, 3, false);
+    ops_conv_norm(&o, cu, 4, 2, 64, 4, true);
+    ops_conv_norm(&o, cu, 4, 1, 128, 4, false);
     for (int b = 0; b < 2; b++) {
         ops_gate(&o, 33, 2, 128, b ? -5 : 0);
         ops_gate(&o, 17, 3, 1, b ? -5 : 0);
@@ -169,6 +176,25 @@ OP(conv_bwd,
    ckpt_cuda_conv_bwd(&cuda, &seq, C, 4, a, w, NULL, NULL, b, c, small2, NULL, NULL, &err))
 OP(l2, ckpt_cuda_l2norm(&cuda, (int64_t)T *HEADS, D, a, 1e-6, b, small, &err))
 OP(l2_bwd, ckpt_cuda_l2norm_bwd(&cuda, (int64_t)T *HEADS, D, a, small, b, c, &err))
+OP(cn, ckpt_cuda_conv_norm(&cuda, &seq, C, 4, D, 1e-6, a, w, NULL, b, small, NULL, &err))
+OP(cn_bwd,
+   ckpt_cuda_conv_norm_bwd(&cuda, &seq, C, 4, D, a, w, NULL, b, small, c, d, small2, NULL, &err))
+/* The same as two kernels each. */
+static ckpt_status cn_two(void)
+{
+    const ckpt_status status = ckpt_cuda_conv(&cuda, &seq, C, 4, a, w, NULL, NULL, b, NULL, &err);
+    return status != CKPT_OK
+               ? status
+               : ckpt_cuda_l2norm(&cuda, (int64_t)T * HEADS, D, b, 1e-6, b, small, &err);
+}
+static ckpt_status cn_two_bwd(void)
+{
+    const ckpt_status status =
+        ckpt_cuda_l2norm_bwd(&cuda, (int64_t)T * HEADS, D, b, small, c, f, &err);
+    return status != CKPT_OK ? status
+                             : ckpt_cuda_conv_bwd(&cuda, &seq, C, 4, a, w, NULL, NULL, f, d, small2,
+                                                  NULL, NULL, &err);
+}
 OP(gate_soft, ckpt_cuda_gate(&cuda, T, HEADS, D, a, w, w, 0, (float *)b, &err))
 OP(gate_safe, ckpt_cuda_gate(&cuda, T, HEADS, D, a, w, w, -5, (float *)b, &err))
 OP(gate_soft_bwd,
@@ -247,6 +273,10 @@ static int time_all(void)
     measure("conv backward", conv_bwd, 3 * n);
     measure("l2norm 32x128", l2, 2 * n);
     measure("l2norm backward", l2_bwd, 3 * n);
+    measure("conv, norm: two kernels", cn_two, 2 * n);
+    measure("conv, norm: one", cn, 2 * n);
+    measure("backward: two kernels", cn_two_bwd, 3 * n);
+    measure("backward: one", cn_bwd, 3 * n);
     measure("gate softplus, g f32", gate_soft, 3 * n);
     measure("gate safe, g f32", gate_safe, 3 * n);
     measure("gate softplus backward", gate_soft_bwd, 4 * n);
