@@ -12,6 +12,7 @@
 
 #include "checked.h"
 #include "le.h"
+#include "source.h"
 
 #define DEFAULT_NODES ((size_t)1 << 20)
 #define DEFAULT_DEPTH ((size_t)1 << 20)
@@ -740,6 +741,9 @@ static ckpt_status parse(const ckpt_pkl_taker *taker, const uint8_t *p, size_t n
     if (n >= CKPT_VM_CACHE_MIN || taker)
         v.cache = calloc(1, sizeof *v.cache); /* without it everything works, but slower */
     ckpt_status status = run(&v);
+    if (status == CKPT_E_FORMAT && n > 0 && v.op_pos == 0 && /* no pickle at all: what is it? */
+        ckpt_refuse_stand_in(p, n, n, err) != CKPT_OK)
+        status = CKPT_E_FORMAT;
     if (status == CKPT_OK)
         status = flag_unknown(&v);
     if (status == CKPT_OK) {

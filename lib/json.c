@@ -6,6 +6,7 @@
 #include "json.h"
 
 #include "json_scan.h"
+#include "source.h"
 
 #include <cjson/cJSON.h>
 
@@ -102,6 +103,10 @@ ckpt_status ckpt_json_parse(const char *text, size_t n, ckpt_json **out, ckpt_er
     cJSON *root = NULL;
     *out = NULL;
     ckpt_status status = ckpt_json_scan(text, n, &floats, err);
+    /* what lies there instead says more than its first byte */
+    if (status == CKPT_E_FORMAT && n > 0 &&
+        ckpt_refuse_stand_in((const uint8_t *)text, n, n, err) != CKPT_OK)
+        status = CKPT_E_FORMAT;
     if (status == CKPT_OK) {
         root = cJSON_ParseWithLength(text, n);
         status = root == NULL

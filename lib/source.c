@@ -57,8 +57,8 @@ ckpt_status ckpt_refuse_stand_in(const uint8_t *head, size_t n, uint64_t size, c
         size_t oid_n = lfs_field(text, "\noid ", &oid),
                bytes_n = lfs_field(text, "\nsize ", &bytes);
         return ckpt_fail(err, CKPT_E_FORMAT,
-                         "Git LFS pointer, not tensor data (oid %.*s, size %.*s): fetch it with "
-                         "'git lfs pull'",
+                         "Git LFS pointer, not the file itself (oid %.*s, size %.*s): fetch it "
+                         "with 'git lfs pull'",
                          oid_n == 0 ? 7 : (int)oid_n, oid_n == 0 ? "missing" : oid,
                          bytes_n == 0 ? 7 : (int)bytes_n, bytes_n == 0 ? "missing" : bytes);
     }
@@ -68,9 +68,9 @@ ckpt_status ckpt_refuse_stand_in(const uint8_t *head, size_t n, uint64_t size, c
     p += strspn(p, " \t\r\n");
     if (starts_with_nocase(p, "<!doctype html") || starts_with_nocase(p, "<html") ||
         starts_with_nocase(p, "<head") || starts_with_nocase(p, "<!--"))
-        return ckpt_fail(err, CKPT_E_FORMAT, "HTML page saved as a checkpoint, not tensor data");
+        return ckpt_fail(err, CKPT_E_FORMAT, "HTML page saved as a checkpoint's file");
     if (starts_with_nocase(p, "<?xml"))
-        return ckpt_fail(err, CKPT_E_FORMAT, "XML document saved as a checkpoint, not tensor data");
+        return ckpt_fail(err, CKPT_E_FORMAT, "XML document saved as a checkpoint's file");
     return CKPT_OK;
 }
 

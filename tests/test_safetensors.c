@@ -136,7 +136,7 @@ START_TEST(stand_in_file_is_named)
 {
     static const char *const texts[][2] = {
         {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n",
-         "Git LFS pointer, not tensor data (oid sha256:4d7a2146, size 12345)"                          },
+         "Git LFS pointer, not the file itself (oid sha256:4d7a2146, size 12345)"                      },
         {"<!DOCTYPE html><html><body>302 Found</body></html>",                            "HTML"       },
         {"PK\3\4 not a safetensors file",                                                 "zip archive"},
     };

@@ -461,10 +461,11 @@ static const struct {
     const char *message;
 } refused[] = {
     {"model.safetensors", LFS,                                            sizeof LFS - 1, CKPT_E_FORMAT,
-     "model.safetensors: Git LFS pointer, not tensor data (oid sha256:4d7a214614ab2935c943f9e0ff69"
+     "model.safetensors: Git LFS pointer, not the file itself (oid "
+     "sha256:4d7a214614ab2935c943f9e0ff69"
      "d22eadbb8f32b1258daaa5e2ca24d17e2393, size 12345): fetch it with 'git lfs pull'"                                                    },
     {"model.safetensors", "version https://git-lfs.github.com/spec/v1\n", 43,             CKPT_E_FORMAT,
-     "Git LFS pointer, not tensor data (oid missing, size missing)"                                                                       },
+     "Git LFS pointer, not the file itself (oid missing, size missing)"                                                                   },
     {"model.safetensors", "\n <!DOCTYPE HTML><html>",                     22,             CKPT_E_FORMAT,
      "HTML page saved as a checkpoint"                                                                                                    },
     {"pytorch_model.bin", "<html>",                                       6,              CKPT_E_FORMAT, "HTML page saved as a checkpoint"},

@@ -42,11 +42,9 @@ static ckpt_status warn_absent(ckpt_tool *tool, const char *model, const char *n
 static ckpt_status ignore_usual(ckpt_tool *tool, ckpt_statement *s, const char *model,
                                 const char *signature, const sign_opts *o, ckpt_err *err)
 {
-    static const char *const git[] = {".git", ".gitattributes", ".github", ".gitignore"};
     ckpt_status status = CKPT_OK;
     CKPT_CHECK(ckpt_statement_ignore_signature(s, model, signature, err));
-    for (size_t i = 0; i < sizeof git / sizeof git[0]; i++)
-        CKPT_CHECK(ckpt_statement_ignore(s, git[i], err));
+    CKPT_CHECK(ckpt_statement_ignore_git(s, err));
     for (size_t i = 0; i < o->ignore.n; i++) {
         if (!ckpt_name_is_safe(o->ignore.items[i], true))
             return ckpt_fail(err, CKPT_E_USAGE, "--ignore: '%s' is no path below the model",
@@ -84,6 +82,11 @@ done:
     return status;
 }
 
+static ckpt_status refuse_existing(const char *file, ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", file);
+}
+
 /* What --force may replace is a signature, and no key that was named by mistake. */
 static ckpt_status check_target(const char *file, bool force, ckpt_err *err)
 {
@@ -96,7 +99,10 @@ static ckpt_status check_target(const char *file, bool force, ckpt_err *err)
                    ? CKPT_OK /* with force, writing says what is wrong */
                    : ckpt_fail_errno(err, errno, "%s", file);
     if (!force)
-        return ckpt_fail(err, CKPT_E_USAGE, "%s: exists already (--force replaces it)", file);
+        return refuse_existing(file, err);
+    if (S_ISLNK(st.st_mode))
+        return ckpt_fail(err, CKPT_E_USAGE, "%s: is a symbolic link: --force does not replace it",
+                         file);
     bool ours = S_ISREG(st.st_mode) &&
                 ckpt_read_file(file, CKPT_BUNDLE_MAX, &text, &why) == CKPT_OK &&
                 ckpt_json_parse((const char *)text.data, text.len, &doc, &why) == CKPT_OK &&
@@ -106,6 +112,15 @@ static ckpt_status check_target(const char *file, bool force, ckpt_err *err)
     return ours ? CKPT_OK
                 : ckpt_fail(err, CKPT_E_USAGE,
                             "%s: exists and is no signature: --force does not replace it", file);
+}
+
+/* Another run may have signed since check_target looked. */
+static ckpt_status write_bundle(const char *file, const ckpt_buf *bundle, bool force, ckpt_err *err)
+{
+    if (force)
+        return ckpt_tool_write_file(file, bundle->data, bundle->len, err);
+    ckpt_status status = ckpt_tool_create_file(file, bundle->data, bundle->len, err);
+    return status == CKPT_E_USAGE ? refuse_existing(file, err) : status;
 }
 
 /* The root that the manifest tells; its file is signed with the others. */
@@ -197,7 +212,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
         status = ckpt_tool_no_memory(err);
         goto done;
     }
-    CKPT_CHECK(ckpt_tool_write_file(file, bundle.data, bundle.len, err));
+    CKPT_CHECK(write_bundle(file, &bundle, o->force, err));
     report(tool, &s, file, hint);
 done:
     ckpt_buf_release(&payload);

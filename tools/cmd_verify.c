@@ -359,6 +359,8 @@ static void write_json(verification *v)
     }
     if (v->through != NULL)
         ckpt_jw_string(w, "through", v->through);
+    if (v->o->signature != NULL)
+        ckpt_verify_signature_json(v, w);
     ckpt_jw_lines(w, "problems", v->problems.items, v->problems.n);
     ckpt_jw_lines(w, "warnings", v->warnings.items, v->warnings.n);
     if (v->o->duplicates)
@@ -420,7 +422,8 @@ static void print_text(verification *v)
     printf("%sok%s: %zu tensor%s, %zu file%s", ckpt_paint_on(c, CKPT_GREEN), ckpt_paint_off(c),
            v->src.n_tensors, ckpt_tool_plural(v->src.n_tensors), files, ckpt_tool_plural(files));
     print_proved(v);
-    printf("\n");
+    const char *left_out = ckpt_verify_unsigned_text(v);
+    printf("%s\n", left_out != NULL ? ckpt_tool_clean(v->tool, left_out) : "");
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
@@ -572,6 +575,7 @@ static ckpt_status verify(verification *v, ckpt_err *err)
     if (status != CKPT_OK)
         goto done;
     CKPT_CHECK(check_effects(v, err));
+    CKPT_CHECK(ckpt_verify_unsigned(v, err));
     CKPT_CHECK(check_structure(v, err));
     CKPT_CHECK(check_hashes(v, err));
     if (v->o->roundtrip != NULL)

@@ -505,16 +505,26 @@ ckpt_status ckpt_tool_no_memory(ckpt_err *err)
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
 }
 
-ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n, ckpt_err *err)
+static ckpt_status put_file(const char *path, const void *p, size_t n, bool replace, ckpt_err *err)
 {
     ckpt_status status;
     ckpt_commit commit = {0};
-    CKPT_CHECK(ckpt_commit_begin(&commit, path, false, true, err));
+    CKPT_CHECK(ckpt_commit_begin(&commit, path, false, replace, err));
     CKPT_CHECK(ckpt_commit_write(&commit, NULL, p, n, err));
     CKPT_CHECK(ckpt_commit_finish(&commit, err));
 done:
     ckpt_commit_discard(&commit, err);
     return status;
+}
+
+ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n, ckpt_err *err)
+{
+    return put_file(path, p, n, true, err);
+}
+
+ckpt_status ckpt_tool_create_file(const char *path, const void *p, size_t n, ckpt_err *err)
+{
+    return put_file(path, p, n, false, err);
 }
 
 ckpt_status ckpt_tool_file_digest(const char *path, uint8_t out[CKPT_SHA256_LEN], uint64_t *size,

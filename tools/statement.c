@@ -38,6 +38,15 @@ ckpt_status ckpt_statement_ignore(ckpt_statement *s, const char *path, ckpt_err 
     return CKPT_OK;
 }
 
+ckpt_status ckpt_statement_ignore_git(ckpt_statement *s, ckpt_err *err)
+{
+    static const char *const git[] = {".git", ".gitattributes", ".github", ".gitignore"};
+    ckpt_status status = CKPT_OK;
+    for (size_t i = 0; i < sizeof git / sizeof git[0] && status == CKPT_OK; i++)
+        status = ckpt_statement_ignore(s, git[i], err);
+    return status;
+}
+
 ckpt_status ckpt_statement_ignore_signature(ckpt_statement *s, const char *model, const char *file,
                                             ckpt_err *err)
 {
@@ -52,7 +61,7 @@ ckpt_status ckpt_statement_ignore_signature(ckpt_statement *s, const char *model
     return ckpt_statement_ignore(s, file, err);
 }
 
-static bool is_ignored(const ckpt_statement *s, const char *name)
+bool ckpt_statement_ignores(const ckpt_statement *s, const char *name)
 {
     for (size_t i = 0; i < s->n_ignored; i++) {
         size_t n = strlen(s->ignored[i]);
@@ -95,7 +104,7 @@ static ckpt_status walk(ckpt_statement *s, const char *dir, const char *below, i
         char *name = ckpt_path_join(&s->arena, below, names[i]);
         if (path == NULL || name == NULL)
             return ckpt_tool_no_memory(err);
-        if (is_ignored(s, name))
+        if (ckpt_statement_ignores(s, name))
             continue;
         if (lstat(path, &st) != 0 ||
             (S_ISLNK(st.st_mode) && s->allow_symlinks && stat(path, &st) != 0))

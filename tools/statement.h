@@ -51,6 +51,10 @@ ckpt_status ckpt_statement_parse(ckpt_statement *s, const char *text, size_t n,
 ckpt_status ckpt_statement_digest(const char *model, ckpt_resource *file,
                                   ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_statement_ignore(ckpt_statement *s, const char *path, ckpt_err *err) CKPT_MUST_USE;
+/* What git keeps beside a model is no part of it, as in OpenSSF model signing. */
+ckpt_status ckpt_statement_ignore_git(ckpt_statement *s, ckpt_err *err) CKPT_MUST_USE;
+/* Is it one of the ignored paths, or below one? */
+bool ckpt_statement_ignores(const ckpt_statement *s, const char *name);
 /* The signature file itself, if it lies below the model. */
 ckpt_status ckpt_statement_ignore_signature(ckpt_statement *s, const char *model, const char *file,
                                             ckpt_err *err) CKPT_MUST_USE;

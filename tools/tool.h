@@ -152,6 +152,10 @@ char *ckpt_tool_part(ckpt_arena *arena, const char *name);
 /* Write a whole small file atomically beside what is there. */
 ckpt_status ckpt_tool_write_file(const char *path, const void *p, size_t n,
                                  ckpt_err *err) CKPT_MUST_USE;
+/* The same where nothing may be replaced, not even what appears meanwhile. Errors: CKPT_E_USAGE there
+ * is something; CKPT_E_IO. */
+ckpt_status ckpt_tool_create_file(const char *path, const void *p, size_t n,
+                                  ckpt_err *err) CKPT_MUST_USE;
 /* SHA-256 and size of a file. */
 ckpt_status ckpt_tool_file_digest(const char *path, uint8_t out[CKPT_SHA256_LEN], uint64_t *size,
                                   ckpt_err *err) CKPT_MUST_USE;

@@ -31,11 +31,15 @@ typedef struct verification {
     bool has_manifest, compared; /* compared: digests with the manifest */
     bool compared_other;         /* with what --against names */
     bool part;                   /* one file of a directory: the manifest is cut down to it */
-    int rank, ranks;           /* ranks > 1: this process is one of those that divide the digests of
+    int rank, ranks;       /* ranks > 1: this process is one of those that divide the digests of
                                     tensors by bytes; rank 0 does what is not a tensor's */
-    size_t lo, hi;             /* tensors that are its, of ckpt_verify_compute */
-    const char *through;       /* layout that --roundtrip went through and came back from */
-    size_t n_signed;           /* files that --signature found as they were signed */
+    size_t lo, hi;         /* tensors that are its, of ckpt_verify_compute */
+    const char *through;   /* layout that --roundtrip went through and came back from */
+    size_t n_signed;       /* files that --signature found as they were signed */
+    bool good_signature;   /* valid, and every file is as it was signed */
+    const char *signature; /* the file it came from */
+    const char **unsigned_names; /* what it leaves out, except git's files and the signature */
+    size_t n_unsigned;
     size_t n_finite;           /* tensors that --values looked at */
     ckpt_tensor_hash *tensors; /* NULL: not computed */
     ckpt_file_hash *files;     /* NULL: not computed */
@@ -74,6 +78,11 @@ ckpt_status ckpt_verify_explain(verification *v, const ckpt_err *open_error, boo
 
 /* verify_signature.c */
 ckpt_status ckpt_verify_signature(verification *v, ckpt_err *err) CKPT_MUST_USE;
+/* After the checkpoint was opened: a warning if a file of it is one that the signature leaves out. */
+ckpt_status ckpt_verify_unsigned(verification *v, ckpt_err *err) CKPT_MUST_USE;
+void ckpt_verify_signature_json(const verification *v, ckpt_jw *w);
+/* "; the signature leaves out ...", or "" if it leaves out nothing. NULL: no memory. */
+const char *ckpt_verify_unsigned_text(verification *v);
 
 /* verify_part.c */
 /* PATH is one file that the manifest of its directory lists: bind what is there and compare with

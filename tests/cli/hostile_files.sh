@@ -42,7 +42,7 @@ st nul.safetensors '{"a\u0000b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}
 refused 3 nul.safetensors "tensor name 'a...' contains a NUL character"
 # what was saved in place of a model
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 9\n' 7 >lfs.safetensors
-refused 3 lfs.safetensors "Git LFS pointer, not tensor data (oid sha256:$(printf %064d 7), size 9): fetch it with 'git lfs pull'"
+refused 3 lfs.safetensors "Git LFS pointer, not the file itself (oid sha256:$(printf %064d 7), size 9): fetch it with 'git lfs pull'"
 printf '<!DOCTYPE html>\n<html><title>Sign in</title></html>' >page.safetensors
 rc 3 verify page.safetensors; one_line; err 'page.safetensors: .*HTML'
 
@@ -143,6 +143,23 @@ expanded() { # FILE LENGTH: one of LENGTH x LENGTH elements
 expanded million.pt 1000000
 refused 4 million.pt "tensor 'tensor': 1000000000000 elements expanded from the 1 of storage '0': more than 200 to 1"
 expanded some.pt 100; rc 0 convert some.pt some.safetensors
+
+# ---- a Git LFS pointer or a page in place of what is read beside the tensors --------------------------
+pointer="version https://git-lfs.github.com/spec/v1
+oid sha256:$(printf %064d 7)
+size 9"
+instead() { # DIRECTORY FILE: the one of DIRECTORY, which becomes m
+    rm -rf m; cp -r "$FIXTURES/$1" m; rm -f m/ckpt.manifest.json
+    echo "$pointer" >"m/$2"; rc 3 inspect m; one_line
+    err "${2##*/}: Git LFS pointer, not the file itself \(oid sha256:0{63}7, size 9\): fetch it with 'git lfs pull'\$"
+    echo '<!DOCTYPE html><html>' >"m/$2"; rc 3 inspect m; one_line; err "${2##*/}: HTML page saved as a checkpoint's file\$"
+    no_err 'JSON|opcode'
+}
+instead hf/llama_tiny_tied config.json
+instead hf/kimi_linear_tiny model.safetensors.index.json
+instead mcore/gpt_relu2/iter_0000010 metadata.json
+instead mcore/gpt_relu2/iter_0000010 .metadata
+instead torch/mcore_zarr uneven/.zarray
 
 # ---- token indexes ---------------------------------------------------------------------------------
 head -c 64 /dev/zero >t.bin

@@ -71,6 +71,27 @@ rc 2 sign m --key ec.pem --ignore ../x --force; one_line; err 'no path below'
 cp ec.pem keep.pem; rc 2 sign m --key ec.pem --signature ec.pem --force; one_line; err 'ec.pem: exists and is no signature: --force does not replace it'; cmp -s ec.pem keep.pem || fail 'the key is gone'
 echo '{}' >j.json; rc 2 sign m --key ec.pem --signature j.json --force; one_line; rc 2 sign m --key ec.pem --signature m --force; one_line
 rc 0 sign m --key ec.pem --signature s.sig --force
+ln -s s.sig link.sig; rc 2 sign m --key ec.pem --signature link.sig --force; one_line; err 'link.sig: is a symbolic link: --force does not replace it$'; [ -L link.sig ] || fail 'the link is gone'
+# two at a time: whichever is later refuses, though it looked before the other wrote
+truncate -s 32M m/pad.bin
+for key in ec p384; do { "$CKPT" sign m --key $key.pem --signature two.sig >$key.out 2>$key.err; echo "$? $key" >$key.rc; } & done; wait
+[ "$(cut -d' ' -f1 ec.rc p384.rc | sort | tr '\n' ' ')" = '0 2 ' ] || fail "two at a time: $(cat ec.rc p384.rc ec.err p384.err)"
+won=$(awk '$1 == 0 { print $2 }' ec.rc p384.rc); [ "$won" = ec ] && lost=p384 || lost=ec
+grep -qx 'ckpt: sign: two.sig: exists already (--force replaces it)' $lost.err || fail "$(cat $lost.err)"
+rc 0 verify m --signature "$won.pub" --signature-file two.sig; rm m/pad.bin
+# what the signature leaves out is told; a file that the checkpoint is read from is a warning
+rc 0 convert $k part; mkdir part/tokens; for n in a b c; do echo $n >part/$n.txt; done
+rc 0 sign part --key ec.pem --ignore config.json --ignore model.safetensors; flip part/model.safetensors 70000
+rc 0 verify part --signature ec.pub; out ', good signature, 5 files as signed; the signature leaves out config.json, model.safetensors$'
+out '^warning: the signature does not cover what the checkpoint is read from: config.json, model.safetensors$'
+rc 0 verify part/ --signature ec.pub --json; out '"signature":\{"good":true,"file":"part/model.sig","files":5,"ignored":\["config.json","model.safetensors"\]\},"problems":\[\],"warnings":\["the signature does not cover'
+rc 1 verify part --signature ec.pub --strict; out '^FAILED: 0 problems, 1 warning$'
+echo x >>part/a.txt; rc 1 verify part --signature ec.pub --json; out '"signature":\{"good":false,"file":"part/model.sig","files":5,'
+rc 1 verify part --signature other.pub --json; out '"signature":\{"good":false,"file":"part/model.sig","files":0,"ignored":\[\]\}'
+rc 0 sign part --key ec.pem --force --ignore tokens --ignore a.txt --ignore b.txt --ignore c.txt
+rc 0 verify part --signature ec.pub --strict; out ' as signed; the signature leaves out tokens, a.txt, b.txt and 1 more$'; no_out warning
+rc 0 sign part --key ec.pem --force; echo x >part/.gitignore; rc 0 verify part --signature ec.pub --json; out '"good":true,.*"ignored":\[\]\}'
+rc 0 verify part --signature ec.pub; no_out 'leaves out'
 # names that JSON cannot hold: refused here, not when it is verified
 bad=$'caf\xe9.txt'; echo x >"m/$bad"
 rc 3 sign m --key ec.pem --signature u.sig; one_line; err 'file .caf.*\.txt. is not UTF-8'; absent u.sig; rm "m/$bad"
