@@ -16,10 +16,11 @@ enum { MIN_SLOTS = 4, MAX_SLOTS = 512 };
 typedef struct slot {
     const ckpt_hdf5_virtual *dataset; /* NULL: empty */
     uint64_t chunk;
-    uint8_t *data; /* chunk_max bytes, allocated when first used */
-    uint64_t used; /* time of last use */
-    int readers;   /* while > 0 the slot stays */
-    bool ready;    /* else its first reader is decoding */
+    uint8_t *data;    /* chunk_max bytes, allocated when first used */
+    unsigned reading; /* of the source that it was decoded in */
+    uint64_t used;    /* time of last use */
+    int readers;      /* while > 0 the slot stays */
+    bool ready;       /* else its first reader is decoding */
 } slot;
 
 struct ckpt_hdf5_cache {
@@ -73,13 +74,19 @@ done:
 
 /* ---- slots -------------------------------------------------------------------------------------- */
 
+static bool holds(const slot *s, const ckpt_source *src, const ckpt_hdf5_virtual *v, uint64_t chunk)
+{
+    return s->dataset == v && s->chunk == chunk && s->reading == src->reading;
+}
+
 /* The slot that has the chunk, or one that may be used for it, or NULL when all are being read. */
-static slot *choose(ckpt_hdf5_cache *c, const ckpt_hdf5_virtual *v, uint64_t chunk)
+static slot *choose(ckpt_hdf5_cache *c, const ckpt_source *src, const ckpt_hdf5_virtual *v,
+                    uint64_t chunk)
 {
     slot *oldest = NULL;
     for (int i = 0; i < c->n; i++) {
         slot *s = &c->slots[i];
-        if (s->dataset == v && s->chunk == chunk)
+        if (holds(s, src, v, chunk))
             return s;
         if (s->readers == 0 && (oldest == NULL || s->used < oldest->used))
             oldest = s;
@@ -128,14 +135,18 @@ static ckpt_status acquire(ckpt_source *src, const ckpt_hdf5_virtual *v, uint64_
     if (c->n == 0)
         size_cache(c, src);
     for (;;) {
-        slot *s = choose(c, v, chunk);
-        bool found = s != NULL && s->dataset == v && s->chunk == chunk;
+        slot *s = choose(c, src, v, chunk);
+        bool found = s != NULL && holds(s, src, v, chunk);
         if (s == NULL || (found && !s->ready)) {
             pthread_cond_wait(&c->changed, &c->lock);
             continue;
         }
         if (!found) {
-            *s = (slot){.dataset = v, .chunk = chunk, .data = s->data, .readers = 1};
+            *s = (slot){.dataset = v,
+                        .chunk = chunk,
+                        .reading = src->reading,
+                        .data = s->data,
+                        .readers = 1};
             status = fill(src, s, err);
         } else {
             s->readers++;

@@ -97,6 +97,7 @@ typedef struct ckpt_source {
      * front of them, whose name they bear). */
     size_t n_virtual;
     uint64_t cache_bytes;         /* room for what read_at decodes; 0: the container's choice */
+    unsigned reading;             /* count it up, and what read_at decoded before is decoded anew */
     struct ckpt_derived **packed; /* weights in 4 or 8 bits that were found (derive.h), by name */
     size_t n_packed;
     bool unpacked;        /* they were looked for */

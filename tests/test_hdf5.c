@@ -214,6 +214,39 @@ START_TEST(damaged_chunk_is_named_and_others_stay_readable)
 }
 END_TEST
 
+START_TEST(another_reading_decodes_anew)
+{
+    static const form f = {"a", 1, {4000}, {1000}, false, true, false, 0};
+    static uint8_t data[16000];
+    ckpt_source src;
+    ckpt_err err = {0};
+    uint8_t buf[16], byte;
+    hsize_t offset = 2000, size;
+    unsigned mask;
+    haddr_t at;
+    fill(data, sizeof data, 3);
+    hid_t file = create(true, 0);
+    hid_t d = make(file, &f, H5T_STD_U32LE, data);
+    H5Fflush(file, H5F_SCOPE_LOCAL);
+    ck_assert_int_ge(H5Dget_chunk_info_by_coord(d, &offset, &mask, &at, &size), 0);
+    H5Dclose(d);
+    H5Fclose(file);
+    open_ok(&src);
+    ck_assert_int_eq(ckpt_source_read(&src, 1, buf, 16, 8000, &err), CKPT_OK);
+    int fd = open(path, O_RDWR);
+    ck_assert_int_eq(pread(fd, &byte, 1, (off_t)at + 77), 1);
+    byte ^= 1;
+    ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)at + 77), 1);
+    close(fd);
+    ck_assert_int_eq(ckpt_source_read(&src, 1, buf, 16, 8000, &err), CKPT_OK); /* as decoded */
+    ck_assert_mem_eq(buf, data + 8000, 16);
+    src.reading++;
+    ck_assert_int_eq(ckpt_source_read(&src, 1, buf, 16, 8000, &err), CKPT_E_FORMAT);
+    ck_assert_ptr_nonnull(strstr(err.text, "dataset 'a': chunk 2 at offset"));
+    ckpt_source_close(&src);
+}
+END_TEST
+
 /* ---- files that deceive ---------------------------------------------------------------------------- */
 
 static const form small = {
@@ -564,6 +597,7 @@ Suite *suite_hdf5(void)
     LOOP(t, every_storage_reads_as_it_was_written, forms);
     tcase_add_test(t, chunks_are_shared_by_threads);
     tcase_add_test(t, damaged_chunk_is_named_and_others_stay_readable);
+    tcase_add_test(t, another_reading_decodes_anew);
     suite_add_tcase(s, t);
     t = tcase_create("hostile");
     tcase_set_timeout(t, 120);

@@ -64,7 +64,8 @@ static const ckpt_opt rows[] = {
      "whose manifest is damaged",                                                                                                                                               0, 0    },
     {"resume",                CKPT_OPT_FLAG,   AT(resume),                NULL,
      "continue what a killed run left; if this one fails, leave that too",                                                                                                      0, 0    },
-    {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,                                                   "read the output back and compare digests",   0, 0    },
+    {"verify",                CKPT_OPT_FLAG,   AT(verify),                NULL,
+     "read the output back, and the source once more, and compare digests",                                                                                                     0, 0    },
     {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                                                   NULL,                                         0, 0    },
 };
 #undef AT
@@ -563,6 +564,8 @@ static ckpt_status write_output(conversion *c, ckpt_err *err)
     const ckpt_share *share = c->tool->share;
     clock_gettime(CLOCK_MONOTONIC, &start);
     CKPT_CHECK(write_data(c, err));
+    if (c->o->verify)
+        CKPT_CHECK(ckpt_convert_read_again(c, err));
     c->tool->share = NULL; /* from here on rank 0 works alone */
     status = ckpt_ranks_lead(c->tool->ranks) ? complete_output(c, err) : CKPT_OK;
     CKPT_CHECK(ckpt_share_agree(share, status, err));
@@ -588,6 +591,7 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
         if (ckpt_tool_text(c->tool))
             ckpt_convert_show(c->tool, &c->plan);
     } else {
+        CKPT_CHECK(ckpt_convert_check_part(c, err));
         CKPT_CHECK(ckpt_convert_check_replicas(&c->src, c->o->force, err));
         CKPT_CHECK(write_output(c, err));
         if (ckpt_tool_text(c->tool))
@@ -607,7 +611,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
         n--;
     c.dst_path = ckpt_arena_strndup(&tool->arena, tool->operands.items[1], n);
     ckpt_status status = c.dst_path != NULL ? convert(&c, err) : ckpt_tool_no_memory(err);
-    if (c.o->resume)
+    if (c.o->resume && !c.source_changed)
         ckpt_convert_keep(tool, &c.journal, &c.commit, status);
     ckpt_commit_discard(&c.commit, err);
     ckpt_journal_release(&c.journal);

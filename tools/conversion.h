@@ -44,8 +44,19 @@ typedef struct conversion {
     ckpt_strings removed; /* stored names of optimizer tensors taken out before binding */
     bool renamed;         /* the output reads back under other canonical names */
     ckpt_report report;
+    bool source_changed; /* between two readings: nothing of the output is worth keeping */
     double seconds;
 } conversion;
+
+/* convert_source.c; every rank calls both. */
+/* Nothing unless the source is one file that the manifest of its directory lists (part.h), or with --force:
+ * digest those of its tensors that are converted. Errors: CKPT_E_MISMATCH naming the first that the manifest
+ * contradicts; those of reading the manifest and the file. */
+ckpt_status ckpt_convert_check_part(conversion *c, ckpt_err *err) CKPT_MUST_USE;
+/* Once the data is written: digest the source by a reading of its own. CKPT_E_IO if its root is another than
+ * that of what was read for the output; where tensors were left out or folded, if one that went through
+ * unchanged is another. A writer through mmap need not move a file's times. */
+ckpt_status ckpt_convert_read_again(conversion *c, ckpt_err *err) CKPT_MUST_USE;
 
 /* The lines after a conversion, and its members of the JSON document (--dry-run: with the plan). */
 void ckpt_convert_summary(conversion *c);

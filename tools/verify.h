@@ -84,11 +84,6 @@ void ckpt_verify_signature_json(const verification *v, ckpt_jw *w);
 /* "; the signature leaves out ...", or "" if it leaves out nothing. NULL: no memory. */
 const char *ckpt_verify_unsigned_text(verification *v);
 
-/* verify_part.c */
-/* PATH is one file that the manifest of its directory lists: bind what is there and compare with
- * that manifest. v->part stays false, and nothing is bound, if it is not. */
-ckpt_status ckpt_verify_part(verification *v, ckpt_err *err) CKPT_MUST_USE;
-
 /* verify_forward.c: run the model; prints its results itself */
 ckpt_status ckpt_verify_forward(verification *v, ckpt_err *err) CKPT_MUST_USE;
 

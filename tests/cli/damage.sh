@@ -28,3 +28,21 @@ rc 1 verify h --hash --quiet; err "$(basename $last)"
 # a damaged source is not converted into an intact-looking result
 rc 1 convert h dst; err 'contradict'; absent dst
 rc 0 convert h dst --force
+# nor when it is named instead of its directory
+rc 0 convert $k d; f=d/model.safetensors
+rc 0 convert $f ok --verify; out 'root equals source'; rm -r ok
+flip $f $(($(stat -c %s $f) - 100))
+for more in '' --verify '--dtype bf16' "--include final_norm.weight"; do
+    rc 1 convert $f dst2 $more; absent dst2
+    err "^ckpt: convert: $f: tensor 'final_norm.weight' contradicts the manifest of its directory"
+done
+(cd d && "$CKPT" convert model.safetensors ../dst2.h5 2>../$ERR) && fail 'in the directory: exit 0'
+err contradicts; absent dst2.h5
+rc 0 convert $f part --include embed.weight # what is damaged takes no part
+head -c 400 d/ckpt.manifest.json >short.json; cp short.json d/ckpt.manifest.json
+rc 3 convert $f dst2; one_line; err 'd/ckpt.manifest.json: JSON offset 400'; err '[-]-force'; absent dst2
+rc 0 convert $f dst2 --force
+# F8 blocks as they are stored
+rc 0 convert $FIXTURES/hf/deepseek_fp8_tiny fp; f=fp/model.safetensors
+rc 0 verify $f --hash; rc 0 convert $f f8.safetensors
+flip $f $(($(stat -c %s $f) - 100)); rc 1 convert $f f9.safetensors; err 'contradicts'; absent f9.safetensors

@@ -116,5 +116,44 @@ t zarr-io 1 --source src --output out -- convert src out --to safetensors
 t zarr-oom 2 --source src --output out --mode oom --skip libcrypto -- convert src out --to safetensors
 t zarr-kill 2 --source src --output out --mode kill --resume -- convert src out --to safetensors --resume
 
+# A source that changes while it is read, with no times moved (a writer through mmap): another byte in each
+# reading in turn. Either that is found, or the output is as without it; some must be found by its root.
+changing() { # NAME SOURCE-ARGUMENTS... : of convert --verify; writes out or out.*
+    local name=$1 log=$base/reads root call what n=0 found=0 bad=0 got
+    shift
+    # shellcheck disable=SC2254 # a pattern is meant
+    case $name in
+    $pattern) ;;
+    *) return 0 ;;
+    esac
+    run() { # VARIABLES...: convert anew
+        rm -rf "$work"/out*
+        (cd "$work" && env "$@" LD_PRELOAD="$shim" FAULT_MODE=io "$ckpt" "${args[@]}" >"$base/said" 2>&1)
+    }
+    local args=(convert "$@" --verify --threads 1)
+    run FAULT_LOG="$log"
+    root=$(grep -oE 'root [0-9a-f]{64}' "$base/said")
+    while read -r call what; do
+        [ "$what" = read ] || continue
+        n=$((n + 1))
+        got=0
+        run FAULT_AT="$call" FAULT_KIND=flip FAULT_NAME=read || got=$?
+        if [ "$got" -eq 0 ]; then
+            grep -qF "$root" "$base/said" && continue
+        elif ! compgen -G "$work/out*" >/dev/null; then
+            [ "$got" -ne 5 ] || ! grep -q 'source changed.* its root is now' "$base/said" ||
+                found=$((found + 1))
+            continue
+        fi
+        bad=$((bad + 1))
+        echo "  read $call: exit $got: $(tail -n 1 "$base/said")"
+    done <"$log"
+    echo "$name: $n readings, $found found by the root, $bad not found"
+    if [ "$bad" -eq 0 ] && [ "$found" -gt 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+}
+source_is "$fixtures/hf/llama_tiny_tied"
+changing change-dir src out
+changing change-cast src out --dtype bf16
+
 echo "faults: $passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

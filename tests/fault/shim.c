@@ -2,7 +2,8 @@
  *
  * Calls made after main() starts are numbered from 0. FAULT_MODE says which are and what happens:
  *   io     files and directories; call FAULT_AT fails as FAULT_KIND says: an errno by number,
- *          or "short" (a transfer of half the bytes, at least one)
+ *          "short" (a transfer of half the bytes, at least one), or "flip" (a read gets another
+ *          first byte than the file has, as if it were written to meanwhile; FAULT_NAME=read)
  *   oom    malloc, calloc, realloc, aligned_alloc, posix_memalign, mmap: call FAULT_AT finds no
  *          memory
  *   kill   as io, but SIGKILL instead of call FAULT_AT
@@ -40,7 +41,7 @@
 #define MAX_TRACKED 4096
 
 enum { OFF, IO, OOM, KILL, POWER };
-enum { SHORT = -1 };
+enum { SHORT = -1, FLIP = -2 };
 
 static int mode, kind, log_fd = -1;
 static long fail_at = -1, count;
@@ -231,7 +232,7 @@ static bool hit(const char *name, bool memory)
     pthread_mutex_unlock(&lock);
     inside--;
     if (now)
-        errno = memory ? ENOMEM : kind == SHORT ? 0 : kind;
+        errno = memory ? ENOMEM : kind < 0 ? 0 : kind;
     return now;
 }
 
@@ -271,7 +272,10 @@ static int started(int argc, char **argv, char **env)
     fail_name = getenv("FAULT_NAME");
     main_pid = getpid();
     fail_at = at != NULL ? atol(at) : -1;
-    kind = k == NULL ? EIO : strcmp(k, "short") == 0 ? SHORT : atoi(k);
+    kind = k == NULL                 ? EIO
+           : strcmp(k, "short") == 0 ? SHORT
+           : strcmp(k, "flip") == 0  ? FLIP
+                                     : atoi(k);
     trace = getenv("FAULT_TRACE") != NULL;
     sticky = s != NULL && *s == '1';
     lose_entries = lose != NULL && strcmp(lose, "entries") == 0;
@@ -355,6 +359,12 @@ static ssize_t transfer(const char *name, long call, int fd, void *p, size_t n, 
     bool writes = call == SYS_write || call == SYS_pwrite64;
     bool file = !active || (syscall(SYS_fstat, fd, &st) == 0 && !S_ISFIFO(st.st_mode));
     if (file && hit(name, false)) { /* a pipe between processes has no disk that fails */
+        if (kind == FLIP) {
+            ssize_t got = syscall(call, fd, p, n, offset);
+            if (got > 0 && !writes)
+                *(unsigned char *)p ^= 1;
+            return got;
+        }
         if (kind != SHORT)
             return -1;
         n = half(n);
