@@ -263,7 +263,8 @@ ckpt_status ckpt_snapshot_share(ckpt_snapshot *s, int fd, size_t numbers, bool f
         (size_t)s->bytes + numbers * sizeof *s->shared; /* bytes: a multiple of 64 */
     free_data(s);
     if (first && (ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)size) != 0))
-        return ckpt_fail_errno(err, errno, "shared memory for a snapshot");
+        return ckpt_fail_errno(err, errno, "memory of %zu bytes that ranks share for a snapshot%s",
+                               size, errno == EFBIG ? ", which ulimit -f counts as a file" : "");
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a snapshot of %llu bytes",

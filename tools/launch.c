@@ -110,6 +110,7 @@ static void become_rank(ckpt_tool *tool, int size, pid_t parent, const sigset_t 
 ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, ckpt_launch *out, ckpt_err *err)
 {
     sigset_t set, old;
+    struct sigaction hangup;
     watch w = {.tool = tool, .size = size};
     ckpt_launch made = {.parent = getpid()};
     ckpt_status status = ckpt_comm_host_new(&w.host, size, err);
@@ -128,7 +129,8 @@ ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, ckpt_launch *out, ckpt_
     (void)sigaddset(&set, SIGCHLD);
     (void)sigaddset(&set, SIGINT);
     (void)sigaddset(&set, SIGTERM);
-    (void)sigaddset(&set, SIGHUP);
+    if (sigaction(SIGHUP, NULL, &hangup) != 0 || hangup.sa_handler != SIG_IGN) /* not under nohup */
+        (void)sigaddset(&set, SIGHUP);
     (void)sigaddset(&set, SIGUSR1);
     (void)sigprocmask(SIG_BLOCK, &set, &old);
     fflush(NULL); /* what is in a buffer would be written by every rank */

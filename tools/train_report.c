@@ -231,7 +231,7 @@ void ckpt_train_summary(ckpt_train_run *run)
     if (run->last_path == NULL)
         return;
     ckpt_hex(run->root, hex);
-    printf("saved %s, root %s; training waited %.1f ms a save, %.1f ms at most\n", run->last_path,
-           hex, run->n_saves > 0 ? run->stall / (double)run->n_saves * 1e3 : 0,
-           run->worst_stall * 1e3);
+    printf("saved %s, root %s; training waited %.1f ms a save, %.1f ms at most\n",
+           ckpt_tool_clean(run->tool, run->last_path), hex,
+           run->n_saves > 0 ? run->stall / (double)run->n_saves * 1e3 : 0, run->worst_stall * 1e3);
 }

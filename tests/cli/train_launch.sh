@@ -64,6 +64,14 @@ wait $job || fail "SIGINT: $(cat $ERR)"
 err 'interrupted after step [0-9]+; saved int/iter_[0-9]+; go on with'
 rc 0 verify int --hash
 
+# Under nohup a hangup stops nobody; names are printed without what would move the terminal.
+(trap '' HUP; exec "$CKPT" train --resume "$kimi" "${run[@]}" --steps 12 --launch 2 --save "$(printf 'hup\033[31m')" --metrics hup.jsonl >$OUT 2>$ERR) &
+job=$!
+until_there hup.jsonl
+kill -HUP $job
+wait $job || fail "a hangup under nohup: $(cat $ERR)"
+out 'saved hup\\x1b\[31m/iter_0000012'
+
 # Ranks write together what they keep: the bytes that one process writes, in whatever container and mesh; rank 1
 # has files of its own, and what it cannot write is told by name.
 moved=(--resume four/iter_0000006 "${run[@]}" --steps 6 --save-format torch_dist:megatron:tp=2:ep=2 --save-format safetensors)
