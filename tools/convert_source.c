@@ -118,13 +118,19 @@ done:
 
 /* ---- the source once more ---------------------------------------------------------------------- */
 
+/* What was opened: a plan that quantises has a model of its own in between. */
+static const ckpt_model *source_model(const conversion *c)
+{
+    return c->quant.kind != CKPT_WQUANT_NONE ? &c->model : c->plan.model;
+}
+
 static ckpt_status choose_again(const conversion *c, subset *s, size_t *result_of, ckpt_err *err)
 {
-    const ckpt_model *model = c->plan.model;
+    const ckpt_model *model = source_model(c);
     ckpt_status status = begin_subset(s, model, err);
     if (status != CKPT_OK)
         return status;
-    for (size_t i = 0; i < c->plan.n_results; i++) {
+    for (size_t i = 0; model == c->plan.model && i < c->plan.n_results; i++) {
         const ckpt_result_tensor *r = &c->plan.results[i];
         if (r->model_tensor >= 0 && !r->changed)
             result_of[r->model_tensor] = i + 1;
@@ -158,10 +164,11 @@ ckpt_status ckpt_convert_read_again(conversion *c, ckpt_err *err)
     ckpt_status status;
     uint8_t root[CKPT_SHA256_LEN];
     subset s = {0};
-    size_t *result_of = calloc(c->plan.model->n_tensors + 1, sizeof *result_of);
+    const ckpt_model *model = source_model(c);
+    size_t *result_of = calloc(model->n_tensors + 1, sizeof *result_of);
     status = result_of != NULL ? choose_again(c, &s, result_of, err) : ckpt_tool_no_memory(err);
     CKPT_CHECK(ckpt_share_agree(c->tool->share, status, err));
-    c->plan.model->src->reading++;
+    model->src->reading++;
     CKPT_CHECK(digest_subset(c->tool, &s, root, err));
     if (c->result.has_source_root) {
         if (memcmp(root, c->result.source_root, sizeof root) != 0)
