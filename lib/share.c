@@ -58,6 +58,33 @@ done:
     return status;
 }
 
+ckpt_status ckpt_share_tell(const ckpt_share *s, ckpt_arena *arena, const char **text,
+                            ckpt_err *err)
+{
+    if (ckpt_share_alone(s))
+        return CKPT_OK;
+    ckpt_status status = CKPT_OK;
+    const size_t ranks = (size_t)s->size;
+    int64_t bytes = *text != NULL ? (int64_t)strlen(*text) + 1 : 0;
+    int64_t *counts = ckpt_arena_array(arena, ranks, sizeof *counts);
+    int64_t *sizes = ckpt_arena_array(arena, ranks, sizeof *sizes);
+    if (counts == NULL || sizes == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    for (size_t r = 0; r < ranks; r++)
+        counts[r] = sizeof bytes;
+    CKPT_CHECK(s->allgather(s->self, &bytes, counts, sizes, err));
+    for (size_t r = 1; r < ranks; r++)
+        sizes[r] = 0;
+    char *copy = sizes[0] > 0 ? ckpt_arena_alloc(arena, (size_t)sizes[0]) : NULL;
+    if (sizes[0] > 0 && copy == NULL)
+        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
+    if (sizes[0] > 0)
+        CKPT_CHECK(s->allgather(s->self, *text, sizes, copy, err));
+    *text = copy;
+done:
+    return status;
+}
+
 ckpt_status ckpt_share_table(const ckpt_share *s, void *table, size_t n, size_t elem,
                              const int *owner, ckpt_err *err)
 {

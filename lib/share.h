@@ -4,6 +4,7 @@
 #ifndef CKPT_SHARE_H
 #define CKPT_SHARE_H
 
+#include "arena.h"
 #include "err.h"
 
 #include <stdbool.h>
@@ -31,6 +32,10 @@ int ckpt_share_of(const ckpt_share *s, uint64_t at, uint64_t bytes, uint64_t tot
 /* Every rank says how it fared; if one failed, all fail with the status of the first that did: the ranks
  * that did not, with "rank N of M: " and its words. */
 ckpt_status ckpt_share_agree(const ckpt_share *s, ckpt_status mine, ckpt_err *err) CKPT_MUST_USE;
+
+/* Rank 0's text to all, in `arena`. NULL stays NULL; alone nothing happens. Errors also: CKPT_E_NOMEM. */
+ckpt_status ckpt_share_tell(const ckpt_share *s, ckpt_arena *arena, const char **text,
+                            ckpt_err *err) CKPT_MUST_USE;
 
 /* table: n elements of `elem` bytes. owner[i] has computed element i; afterwards all ranks have all. */
 ckpt_status ckpt_share_table(const ckpt_share *s, void *table, size_t n, size_t elem,

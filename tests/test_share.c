@@ -95,6 +95,24 @@ START_TEST(a_rank_that_fails_fails_all)
 }
 END_TEST
 
+static bool tell_text(par_rank *r)
+{
+    ckpt_share s = share_of(r);
+    ckpt_arena arena = {0};
+    const char *text = r->comm.rank == 0 ? "where it lies" : NULL, *none = NULL;
+    bool ok = ckpt_share_tell(&s, &arena, &text, &r->err) == CKPT_OK &&
+              ckpt_share_tell(&s, &arena, &none, &r->err) == CKPT_OK && text != NULL &&
+              strcmp(text, "where it lies") == 0 && none == NULL;
+    ckpt_arena_free(&arena);
+    return ok || PAR_FAIL(r, "not told");
+}
+
+START_TEST(all_are_told_a_text)
+{
+    par_run(_i + 1, tell_text, NULL);
+}
+END_TEST
+
 typedef struct outcome {
     uint8_t root[32], source[32], files[32][32];
     size_t n_files;
@@ -257,6 +275,7 @@ Suite *suite_share(void)
     tcase_add_test(c, shares_are_contiguous_and_even);
     tcase_add_loop_test(c, table_is_complete_everywhere, 0, 4);
     tcase_add_test(c, a_rank_that_fails_fails_all);
+    tcase_add_loop_test(c, all_are_told_a_text, 0, 3);
     tcase_add_test(c, ranks_write_what_one_process_writes);
     tcase_add_test(c, holes_read_as_zeros);
     suite_add_tcase(s, c);

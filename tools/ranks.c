@@ -228,21 +228,10 @@ bool ckpt_ranks_save_together(ckpt_ranks *r)
 
 ckpt_status ckpt_ranks_tell(ckpt_tool *tool, const char **text, ckpt_err *err)
 {
-    ckpt_status status;
-    uint64_t n = *text != NULL ? strlen(*text) + 1 : 0;
     if (tool->ranks == NULL)
         return CKPT_OK;
-    CKPT_CHECK(ckpt_comm_broadcast(&tool->ranks->world, &n, sizeof n, 0, err));
-    char *copy = ckpt_arena_alloc(&tool->arena, (size_t)n + 1);
-    if (copy == NULL)
-        return ckpt_tool_no_memory(err);
-    if (ckpt_ranks_lead(tool->ranks) && n > 0)
-        memcpy(copy, *text, (size_t)n);
-    if (n > 0)
-        CKPT_CHECK(ckpt_comm_broadcast(&tool->ranks->world, copy, (size_t)n, 0, err));
-    *text = n > 0 ? copy : NULL;
-done:
-    return status;
+    const ckpt_share all = share_over(&tool->ranks->world);
+    return ckpt_share_tell(&all, &tool->arena, text, err);
 }
 
 /* ---- the end ----------------------------------------------------------------------------------- */

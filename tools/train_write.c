@@ -374,42 +374,19 @@ static ckpt_status point_at(writer *w, ckpt_err *err)
     return ckpt_tool_write_file(path, text, (size_t)n, err);
 }
 
-/* Rank 0's path to all. */
-static ckpt_status tell_path(writer *w, const char **path, ckpt_err *err)
-{
-    const ckpt_share *c = w->others;
-    int64_t bytes = *path != NULL ? (int64_t)strlen(*path) + 1 : 0;
-    int64_t *counts = ckpt_arena_array(&w->arena, (size_t)c->size, sizeof *counts);
-    int64_t *sizes = ckpt_arena_array(&w->arena, (size_t)c->size, sizeof *sizes);
-    ckpt_status status;
-    if (counts == NULL || sizes == NULL)
-        return ckpt_tool_no_memory(err);
-    for (int r = 0; r < c->size; r++)
-        counts[r] = sizeof bytes;
-    CKPT_CHECK(c->allgather(c->self, &bytes, counts, sizes, err));
-    char *text = ckpt_arena_alloc(&w->arena, (size_t)sizes[0]);
-    if (text == NULL)
-        return ckpt_tool_no_memory(err);
-    for (int r = 1; r < c->size; r++)
-        sizes[r] = 0;
-    CKPT_CHECK(c->allgather(c->self, *path, sizes, text, err));
-    *path = text;
-done:
-    return status;
-}
-
-/* The files below rank 0's temporary, each rank its share of them. path: what it becomes, rank 0's. */
+/* The files below rank 0's temporary, each rank its share of them. path: what it becomes, which rank 0 knows;
+ * NULL there: no memory was left for it, which the others have to be told. */
 static ckpt_status write_files(writer *w, const char *path, ckpt_err *err)
 {
     ckpt_stream_opts opts = {
         .threads = (int)w->s->tool->g.threads, .memory = w->s->tool->g.memory, .share = w->others};
     ckpt_status status = make_plan(w, err);
-    if (status == CKPT_OK && path != NULL)
-        status = ckpt_commit_begin(&w->commit, path, !w->f->file, true, err);
+    if (status == CKPT_OK && ckpt_saver_leads(w->s))
+        status = path != NULL ? ckpt_commit_begin(&w->commit, path, !w->f->file, true, err)
+                              : ckpt_tool_no_memory(err);
     CKPT_CHECK(ckpt_share_agree(w->others, status, err));
     const char *temp = w->commit.temp_path;
-    if (w->others != NULL)
-        CKPT_CHECK(tell_path(w, &temp, err));
+    CKPT_CHECK(ckpt_share_tell(w->others, &w->arena, &temp, err));
     CKPT_CHECK(ckpt_stream_convert(&w->plan, temp, &opts, &w->arena, &w->result, err));
 done:
     return status;
@@ -443,7 +420,7 @@ static ckpt_status write_one(ckpt_saver *s, ckpt_save_job *job, const ckpt_save_
     const char *name =
         ckpt_arena_printf(&w.arena, "iter_%07lld%s", (long long)job->step, f->file ? ".h5" : "");
     char *path = name != NULL ? ckpt_path_join(&w.arena, f->root, name) : NULL;
-    status = path != NULL ? write_all(&w, path, err) : ckpt_tool_no_memory(err);
+    status = write_all(&w, path, err);
     if (status == CKPT_OK) {
         event->path = strdup(path);
         event->bytes = w.result.bytes;
