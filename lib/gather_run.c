@@ -249,14 +249,15 @@ ckpt_status ckpt_gather_run(ckpt_source *src, const ckpt_gather *g, uint64_t lo,
             swap_bytes(raw, count * from, swap_unit(g->from, (int)from));
         add_values(g->from, raw, count, g->add_from);
         uint8_t *result = raw;
-        if (g->to != g->from) {
-            ckpt_dtype_cast(g->to, cast, g->from, raw, count);
-            result = cast;
+        if (g->to != g->from) { /* whole elements go straight to where they belong */
+            result = skip == 0 && count * to <= n - done ? out + done : cast;
+            ckpt_dtype_cast(g->to, result, g->from, raw, count);
         }
         add_values(g->to, result, count, g->add_to);
         add_values(g->to, result, count, g->add_back);
         size_t take = (size_t)ckpt_min_u64(count * to - skip, n - done);
-        memcpy(out + done, result + skip, take);
+        if (result != out + done)
+            memcpy(out + done, result + skip, take);
         done += take;
     }
     return CKPT_OK;

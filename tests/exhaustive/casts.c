@@ -4,8 +4,8 @@
  *
  *   casts [THREADS]
  *
- * Both builds of a kernel are called, the one for any x86-64 and the one for AVX2, not only the one
- * that this processor would choose: that is why the source is included. Prints a line a kernel; exit 1
+ * All builds of a kernel that this processor runs are called, not only the one that it would choose:
+ * that is why the source is included. Prints a line a kernel; exit 1
  * on the first difference of each. Takes about two minutes of a core for a target. */
 #include "../../lib/dtype.c"
 
@@ -18,9 +18,9 @@
 
 typedef struct work {
     ckpt_dtype dtype;
-    uint64_t from, to; /* values, multiples of BLOCK */
-    uint64_t bad[2];   /* by build */
-    uint32_t first[2]; /* the first value that differs */
+    uint64_t from, to;           /* values, multiples of BLOCK */
+    uint64_t bad[CAST_BUILDS];   /* by build */
+    uint32_t first[CAST_BUILDS]; /* the first value that differs */
 } work;
 
 static void differs(work *w, int build, uint64_t x)
@@ -31,16 +31,15 @@ static void differs(work *w, int build, uint64_t x)
 
 static void *run_narrow(void *arg)
 {
-    static block_fn *const build[2] = {narrow_block_base, narrow_block_avx2};
     work *w = arg;
     size_t size = (size_t)dtype_info[w->dtype].bits / 8;
-    int builds = have_avx2() ? 2 : 1;
-    uint8_t in[4 * BLOCK], out[2][2 * BLOCK], want[2 * BLOCK];
+    const int builds = cast_builds_here();
+    uint8_t in[4 * BLOCK], out[CAST_BUILDS][2 * BLOCK], want[2 * BLOCK];
     for (uint64_t x = w->from; x < w->to; x += BLOCK) {
         for (size_t i = 0; i < BLOCK; i++)
             ckpt_put_u32(in + 4 * i, (uint32_t)(x + i));
         for (int b = 0; b < builds; b++)
-            build[b](w->dtype, out[b], in);
+            cast_builds[b].narrow(w->dtype, out[b], in);
         cast_scalar(w->dtype, want, CKPT_F32, in, BLOCK);
         for (int b = 0; b < builds; b++)
             for (size_t i = 0; memcmp(out[b], want, BLOCK * size) != 0 && i < BLOCK; i++)
@@ -52,16 +51,15 @@ static void *run_narrow(void *arg)
 
 static void *run_widen(void *arg)
 {
-    static block_fn *const build[2] = {widen_block_base, widen_block_avx2};
     work *w = arg;
-    int builds = have_avx2() ? 2 : 1;
+    const int builds = cast_builds_here();
     uint8_t in[2 * BLOCK], out[4 * BLOCK], want[4 * BLOCK];
     for (uint64_t x = w->from; x < w->to; x += BLOCK) {
         for (size_t i = 0; i < BLOCK; i++)
             ckpt_put_u16(in + 2 * i, (uint16_t)(x + i));
         cast_scalar(CKPT_F32, want, w->dtype, in, BLOCK);
         for (int b = 0; b < builds; b++) {
-            build[b](w->dtype, out, in);
+            cast_builds[b].widen(w->dtype, out, in);
             for (size_t i = 0; memcmp(out, want, sizeof out) != 0 && i < BLOCK; i++)
                 if (memcmp(out + 4 * i, want + 4 * i, 4) != 0)
                     differs(w, b, x + i);
@@ -74,7 +72,6 @@ static void *run_widen(void *arg)
 static bool check(const char *what, ckpt_dtype dtype, uint64_t values, void *(*run)(void *),
                   int threads)
 {
-    static const char *const build[2] = {"any x86-64", "AVX2"};
     pthread_t id[MAX_THREADS];
     work w[MAX_THREADS];
     uint64_t bad = 0, blocks = values / BLOCK;
@@ -89,15 +86,16 @@ static bool check(const char *what, ckpt_dtype dtype, uint64_t values, void *(*r
     }
     for (int i = 0; i < threads; i++) {
         pthread_join(id[i], NULL);
-        for (int b = 0; b < 2; b++)
-            if (w[i].bad[b] > 0)
+        for (int b = 0; b < CAST_BUILDS; b++)
+            if (w[i].bad[b] > 0) {
+                bad += w[i].bad[b];
                 printf("%s %s, %s: %" PRIu64 " differ, first 0x%08" PRIx32 "\n", what,
-                       dtype_info[dtype].name, build[b], w[i].bad[b], w[i].first[b]);
-        bad += w[i].bad[0] + w[i].bad[1];
+                       dtype_info[dtype].name, cast_builds[b].name, w[i].bad[b], w[i].first[b]);
+            }
     }
     if (bad == 0)
-        printf("%s %s: %" PRIu64 " values, %s, all equal\n", what, dtype_info[dtype].name, values,
-               have_avx2() ? "both kernels" : "one kernel");
+        printf("%s %s: %" PRIu64 " values, %d builds, all equal\n", what, dtype_info[dtype].name,
+               values, cast_builds_here());
     fflush(stdout);
     return bad == 0;
 }
