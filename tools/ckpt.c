@@ -3,6 +3,7 @@
 #include "engine.h"
 #include "ranks.h"
 #include "sandbox.h"
+#include "wrap.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -66,28 +67,42 @@ static void raise_file_limit(void)
 
 /* ---- help ------------------------------------------------------------------------------------ */
 
+static void print_buf(ckpt_buf *b, FILE *out)
+{
+    if (b->data != NULL && !b->failed)
+        fwrite(b->data, 1, b->len, out);
+    ckpt_buf_release(b);
+}
+
 static void program_help(FILE *out)
 {
-    fprintf(out, "usage: ckpt COMMAND ...\n"
-                 "Read, convert, reshard and verify model checkpoints.\n\ncommands:\n");
-    for (size_t i = 0; ckpt_commands[i] != NULL; i++)
-        fprintf(out, "  %-10s %s%s\n", ckpt_commands[i]->name, ckpt_commands[i]->what,
-                ckpt_commands[i]->run == NULL ? " (not built yet)" : "");
-    fprintf(out,
-            "\nckpt COMMAND --help tells its options, ckpt --version what was built in:\n"
-            "  ckpt convert kimi/ mg/ --to torch_dist --layout megatron --tp 2\n"
-            "exit: 0 ok, 1 differs, 2 usage, 3 malformed, 4 refused, 5 I/O, 130 interrupted\n");
+    const int columns = ckpt_text_width(fileno(out));
+    static const char end[] =
+        "\nckpt COMMAND --help tells its options, ckpt --version what was built in:\n"
+        "  ckpt convert kimi/ mg/ --to torch_dist --layout megatron --tp 2\n"
+        "exit: 0 ok, 1 differs, 2 usage, 3 malformed, 4 refused, 5 I/O, 130 interrupted\n";
+    ckpt_buf b = {0};
+    ckpt_buf_puts(&b, "usage: ckpt COMMAND ...\n");
+    ckpt_wrap_notes(&b, "Read, convert, reshard and verify model checkpoints.\n\ncommands:\n",
+                    columns);
+    for (size_t i = 0; ckpt_commands[i] != NULL; i++) {
+        const ckpt_command *c = ckpt_commands[i];
+        ckpt_buf_printf(&b, "  %-10s ", c->name);
+        ckpt_wrap(&b, c->what, strlen(c->what), 13, 13, "", columns);
+        ckpt_buf_puts(&b, c->run == NULL ? " (not built yet)\n" : "\n");
+    }
+    ckpt_wrap_notes(&b, end, columns);
+    print_buf(&b, out);
 }
 
 /* all: also what does not fit into the terminal. */
 static void print_help(const ckpt_command *command, bool all)
 {
     ckpt_buf b = {0};
-    int rows = ckpt_terminal_height(STDOUT_FILENO);
-    ckpt_command_help(command, ckpt_terminal_width(STDOUT_FILENO), all ? INT_MAX : rows, &b);
-    if (b.data != NULL && !b.failed)
-        fwrite(b.data, 1, b.len, stdout);
-    ckpt_buf_release(&b);
+    const bool whole = all || !isatty(STDOUT_FILENO);
+    ckpt_command_help(command, ckpt_text_width(STDOUT_FILENO),
+                      whole ? INT_MAX : ckpt_terminal_height(STDOUT_FILENO), &b);
+    print_buf(&b, stdout);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */

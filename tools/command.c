@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ranks.h"
+#include "wrap.h"
 
 /* clang-format off */
 #define COMMANDS(X)        \
@@ -47,19 +48,40 @@ static size_t count_rows(const ckpt_opt *rows)
     return n;
 }
 
+/* What it is called like, and for. */
+static void head(const ckpt_command *c, const char *between, int columns, ckpt_buf *b)
+{
+    ckpt_buf usage = {0};
+    ckpt_buf_printf(&usage, "usage: ckpt %s [options] %s", c->name, c->synopsis);
+    if (usage.data != NULL && !usage.failed)
+        ckpt_wrap(b, (const char *)usage.data, usage.len, 0, 4, "", columns);
+    ckpt_buf_release(&usage);
+    ckpt_buf_printf(b, "\n%s", between);
+    ckpt_wrap(b, c->what, strlen(c->what), 0, 2, "", columns);
+    ckpt_buf_puts(b, "\n\n");
+}
+
+static void examples(const ckpt_command *c, int columns, ckpt_buf *b)
+{
+    if (c->examples == NULL)
+        return;
+    ckpt_buf_puts(b, "\nexamples:\n");
+    ckpt_wrap_commands(b, c->examples, columns);
+}
+
 static void whole_help(const ckpt_command *command, int columns, ckpt_buf *b)
 {
     ckpt_opt_table own = {"options", command->opts, NULL, NULL};
     ckpt_opt_table global = {"every command", ckpt_global_opts, NULL, NULL};
-    ckpt_buf_printf(b, "usage: ckpt %s [options] %s\n\n%s\n\n", command->name, command->synopsis,
-                    command->what);
+    head(command, "\n", columns, b);
     ckpt_opts_help(&own, SIZE_MAX, columns, b);
     ckpt_buf_putc(b, '\n');
     ckpt_opts_help(&global, SIZE_MAX, columns, b);
-    if (command->notes != NULL)
-        ckpt_buf_printf(b, "\n%s", command->notes);
-    if (command->examples != NULL)
-        ckpt_buf_printf(b, "\nexamples:\n%s", command->examples);
+    if (command->notes != NULL) {
+        ckpt_buf_putc(b, '\n');
+        ckpt_wrap_notes(b, command->notes, columns);
+    }
+    examples(command, columns, b);
 }
 
 /* "TITLE: --a --b ...", wrapped. */
@@ -83,14 +105,12 @@ static void names(ckpt_buf *b, const char *title, const ckpt_opt *rows, int colu
 static void brief_help(const ckpt_command *command, size_t n, int columns, ckpt_buf *b)
 {
     ckpt_opt_table own = {"options", command->opts, NULL, NULL};
-    ckpt_buf_printf(b, "usage: ckpt %s [options] %s\n%s\n\n", command->name, command->synopsis,
-                    command->what);
+    head(command, "", columns, b);
     ckpt_opts_help(&own, n, columns, b);
     if (command->opts[n].name != NULL)
         names(b, "more", command->opts + n, columns);
     names(b, "every command", ckpt_global_opts, columns);
-    if (command->examples != NULL)
-        ckpt_buf_printf(b, "\nexamples:\n%s", command->examples);
+    examples(command, columns, b);
     ckpt_buf_printf(b, "\nall of it: ckpt help %s\n", command->name);
 }
 
@@ -115,8 +135,6 @@ void ckpt_command_help(const ckpt_command *command, int columns, int rows, ckpt_
         return;
     }
     whole_help(command, columns, b);
-    if (columns <= 0)
-        return;
     for (size_t n = count_rows(command->opts) + 1; rows_of(b, columns) >= rows && n > 0;) {
         b->len = 0;
         brief_help(command, --n, columns, b);

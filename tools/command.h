@@ -9,8 +9,8 @@ extern const ckpt_opt ckpt_global_opts[];         /* of every command */
 
 /* By name. NULL: CKPT_E_USAGE with the nearest name in err. */
 const ckpt_command *ckpt_command_find(const char *name, ckpt_err *err);
-/* Usage, options and notes, from the tables. columns > 0: for a terminal of that size; where not all of
- * it fits into the rows, the first options are explained and the rest are named. */
+/* Usage, options and notes, from the tables, filled to that width; where not all of it fits into the rows,
+ * the first options are explained and the rest are named. */
 void ckpt_command_help(const ckpt_command *command, int columns, int rows, ckpt_buf *out);
 /* Whether a command takes these words, which must be options: CKPT_E_USAGE as its command line has it. */
 ckpt_status ckpt_command_check(const ckpt_command *command, const ckpt_strings *words,

@@ -2,6 +2,9 @@
 #include "convert.h"
 
 #include <string.h>
+#include <unistd.h>
+
+#include "wrap.h"
 
 /* Bytes of one source file that a chunk touches, from first to last. */
 typedef struct touched {
@@ -54,7 +57,21 @@ static const char *file_name(const ckpt_plan *plan, uint32_t file)
     return file < src->n_files ? src->files[file].name : "(computed)";
 }
 
-static void show_chunk(ckpt_tool *tool, const ckpt_plan *plan, const ckpt_seg *seg)
+/* A line of the plan; on a terminal it goes on below the names. */
+static void print_line(ckpt_buf *b)
+{
+    ckpt_buf line = {0};
+    if (b->data != NULL && !b->failed)
+        ckpt_wrap(&line, (const char *)b->data, b->len, 0, 8, "",
+                  ckpt_terminal_width(STDOUT_FILENO));
+    ckpt_buf_putc(&line, '\n');
+    if (!line.failed)
+        fwrite(line.data, 1, line.len, stdout);
+    ckpt_buf_release(&line);
+    ckpt_buf_clear(b);
+}
+
+static void show_chunk(ckpt_buf *b, const ckpt_plan *plan, const ckpt_seg *seg)
 {
     ckpt_arena scratch = {0};
     touched list[MAX_TOUCHED];
@@ -62,38 +79,40 @@ static void show_chunk(ckpt_tool *tool, const ckpt_plan *plan, const ckpt_seg *s
     const ckpt_out_tensor *t = &plan->out.tensors[seg->a];
     const ckpt_out_chunk *c = &t->chunks[seg->b];
     const ckpt_gather *g = &plan->chunks[seg->a][seg->b];
-    (void)tool;
-    printf("  %12llu  %s %s %s", (unsigned long long)seg->offset, ckpt_clean(&scratch, t->name),
-           ckpt_dtype_get(t->dtype)->name, ckpt_shape(&scratch, t->rank, c->len));
+    ckpt_buf_printf(b, "  %12llu  %s %s %s", (unsigned long long)seg->offset,
+                    ckpt_clean(&scratch, t->name), ckpt_dtype_get(t->dtype)->name,
+                    ckpt_shape(&scratch, t->rank, c->len));
     if (t->n_chunks > 1)
-        printf(" at %s of %s", ckpt_shape(&scratch, t->rank, c->lo),
-               ckpt_shape(&scratch, t->rank, t->dims));
+        ckpt_buf_printf(b, " at %s of %s", ckpt_shape(&scratch, t->rank, c->lo),
+                        ckpt_shape(&scratch, t->rank, t->dims));
     if (g->to != g->from)
-        printf(" cast from %s", ckpt_dtype_get(g->from)->name);
+        ckpt_buf_printf(b, " cast from %s", ckpt_dtype_get(g->from)->name);
     if (g->pad > 0)
-        printf(" with %llu zero bytes", (unsigned long long)g->pad);
+        ckpt_buf_printf(b, " with %llu zero bytes", (unsigned long long)g->pad);
     size_t n = sources_of(g, list, &elided);
     for (size_t i = 0; i < n; i++)
-        printf("%s %s[%llu..%llu)", i == 0 ? " <-" : ",",
-               ckpt_clean(&scratch, file_name(plan, list[i].file)), (unsigned long long)list[i].lo,
-               (unsigned long long)list[i].hi);
+        ckpt_buf_printf(b, "%s %s[%llu..%llu)", i == 0 ? " <-" : ",",
+                        ckpt_clean(&scratch, file_name(plan, list[i].file)),
+                        (unsigned long long)list[i].lo, (unsigned long long)list[i].hi);
     if (elided > 0)
-        printf(" and %zu more pieces", elided);
-    printf("\n");
+        ckpt_buf_printf(b, " and %zu more pieces", elided);
+    print_line(b);
     ckpt_arena_free(&scratch);
 }
 
-static void show_object(const ckpt_plan *plan, const ckpt_seg *seg)
+static void show_object(ckpt_buf *b, const ckpt_plan *plan, const ckpt_seg *seg)
 {
     ckpt_arena scratch = {0};
     const ckpt_out_object *o = &plan->out.objects[seg->a];
-    printf("  %12llu  object %s, %llu bytes <- ", (unsigned long long)seg->offset,
-           ckpt_clean(&scratch, o->name), (unsigned long long)seg->len);
+    ckpt_buf_printf(b, "  %12llu  object %s, %llu bytes <- ", (unsigned long long)seg->offset,
+                    ckpt_clean(&scratch, o->name), (unsigned long long)seg->len);
     if (o->data != NULL)
-        printf("rewritten\n");
+        ckpt_buf_puts(b, "rewritten");
     else
-        printf("%s[%llu..%llu)\n", ckpt_clean(&scratch, file_name(plan, o->src_file)),
-               (unsigned long long)o->src_offset, (unsigned long long)(o->src_offset + o->length));
+        ckpt_buf_printf(b, "%s[%llu..%llu)", ckpt_clean(&scratch, file_name(plan, o->src_file)),
+                        (unsigned long long)o->src_offset,
+                        (unsigned long long)(o->src_offset + o->length));
+    print_line(b);
     ckpt_arena_free(&scratch);
 }
 
@@ -112,6 +131,7 @@ const char *ckpt_convert_counts(ckpt_arena *arena, const ckpt_plan *plan)
 void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan)
 {
     ckpt_arena *arena = &tool->arena;
+    ckpt_buf b = {0};
     for (size_t f = 0; f < plan->sink.n_files; f++) {
         const ckpt_out_file *file = &plan->sink.files[f];
         printf("%s%s%s  %llu bytes\n", ckpt_paint_on(tool->color, CKPT_BOLD),
@@ -119,16 +139,20 @@ void ckpt_convert_show(ckpt_tool *tool, const ckpt_plan *plan)
                (unsigned long long)file->size);
         for (size_t s = 0; s < file->n_segs; s++) {
             if (file->segs[s].kind == CKPT_SEG_CHUNK)
-                show_chunk(tool, plan, &file->segs[s]);
+                show_chunk(&b, plan, &file->segs[s]);
             else if (file->segs[s].kind == CKPT_SEG_OBJECT)
-                show_object(plan, &file->segs[s]);
+                show_object(&b, plan, &file->segs[s]);
         }
     }
-    printf("plan: %s, %zu object%s, %s in %zu file%s, %s of it tensor data; nothing written\n",
-           ckpt_convert_counts(arena, plan), plan->out.n_objects,
-           plan->out.n_objects == 1 ? "" : "s", ckpt_human(arena, plan->total_bytes),
-           plan->sink.n_files, plan->sink.n_files == 1 ? "" : "s",
-           ckpt_human(arena, plan->payload_bytes));
+    ckpt_buf_printf(&b,
+                    "plan: %s, %zu object%s, %s in %zu file%s, %s of it tensor data; nothing "
+                    "written",
+                    ckpt_convert_counts(arena, plan), plan->out.n_objects,
+                    plan->out.n_objects == 1 ? "" : "s", ckpt_human(arena, plan->total_bytes),
+                    plan->sink.n_files, plan->sink.n_files == 1 ? "" : "s",
+                    ckpt_human(arena, plan->payload_bytes));
+    print_line(&b);
+    ckpt_buf_release(&b);
 }
 
 static void json_chunk(ckpt_jw *w, const ckpt_plan *plan, const ckpt_seg *seg)

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "wrap.h"
+
 #define MAX_WORD 127
 #define HELP_COLUMN 30
 
@@ -269,35 +271,23 @@ done:
     return status;
 }
 
-/* Words of a text that starts at HELP_COLUMN, in lines of `columns` (0: one line). */
-static void wrapped(ckpt_buf *out, const char *text, int columns)
-{
-    size_t room = columns > HELP_COLUMN + 20 ? (size_t)(columns - HELP_COLUMN - 1) : SIZE_MAX;
-    for (size_t n = strlen(text); n > room;) {
-        size_t cut = room;
-        while (cut > 0 && text[cut] != ' ')
-            cut--;
-        cut = cut > 0 ? cut : room;
-        ckpt_buf_printf(out, "%.*s\n%*s", (int)cut, text, HELP_COLUMN, "");
-        text += cut + (text[cut] == ' ');
-        n = strlen(text);
-    }
-    ckpt_buf_printf(out, "%s\n", text);
-}
-
 void ckpt_opts_help(const ckpt_opt_table *table, size_t n, int columns, ckpt_buf *out)
 {
+    /* Without room for two columns the text is below the name. */
+    const size_t column = columns > 0 && columns < HELP_COLUMN + 28 ? 6 : HELP_COLUMN;
     ckpt_buf_printf(out, "%s:\n", table->title);
     for (const ckpt_opt *o = table->rows; o->name != NULL && n > 0; o++, n--) {
         size_t start = out->len;
-        ckpt_buf_printf(out, "  --%s%s%s", o->name, o->arg != NULL ? " " : "",
-                        o->arg != NULL ? o->arg : "");
+        ckpt_buf_printf(out, "  --%s%s", o->name, o->arg != NULL ? " " : "");
+        if (o->arg != NULL)
+            ckpt_wrap(out, o->arg, strlen(o->arg), out->len - start, 6, "", columns);
         size_t width = out->len - start;
-        if (width >= HELP_COLUMN) {
+        if (width >= column) {
             ckpt_buf_putc(out, '\n');
             width = 0;
         }
-        ckpt_buf_printf(out, "%*s", (int)(HELP_COLUMN - width), "");
-        wrapped(out, o->help, columns);
+        ckpt_buf_printf(out, "%*s", (int)(column - width), "");
+        ckpt_wrap(out, o->help, strlen(o->help), column, column, "", columns);
+        ckpt_buf_putc(out, '\n');
     }
 }

@@ -44,7 +44,7 @@ typedef struct ckpt_opt_table {
  * the caller's storage; lists grow by malloc and are released with ckpt_strings_release. */
 ckpt_status ckpt_opts_parse(const ckpt_opt_table *tables, size_t n_tables, int argc, char **argv,
                             ckpt_strings *operands, ckpt_err *err) CKPT_MUST_USE;
-/* A line an option, of the first n; columns > 0: texts are wrapped to that width. */
+/* The first n options, texts wrapped to that width (wrap.h). */
 void ckpt_opts_help(const ckpt_opt_table *table, size_t n, int columns, ckpt_buf *out);
 /* "8MiB", "5GB", "4096", "1.5GiB" -> bytes. */
 ckpt_status ckpt_parse_size(const char *text, uint64_t *out, ckpt_err *err) CKPT_MUST_USE;

@@ -252,18 +252,19 @@ double ckpt_seconds_since(const struct timespec *start)
     return seconds_between(start, &now);
 }
 
-/* Columns of the terminal behind a descriptor: COLUMNS if it says so, else 80 where nobody knows; 0 if it
- * is none. */
-int ckpt_terminal_width(int fd)
+int ckpt_text_width(int fd)
 {
     struct winsize size;
     const char *columns = getenv("COLUMNS");
     long n = columns != NULL ? strtol(columns, NULL, 10) : 0;
-    if (!isatty(fd))
-        return 0;
-    if (n < 20 && ioctl(fd, TIOCGWINSZ, &size) == 0)
+    if (n < 20 && isatty(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0)
         n = size.ws_col;
     return n >= 20 && n < 10000 ? (int)n : 80;
+}
+
+int ckpt_terminal_width(int fd)
+{
+    return isatty(fd) ? ckpt_text_width(fd) : 0;
 }
 
 int ckpt_terminal_height(int fd)

@@ -34,8 +34,11 @@ typedef enum ckpt_paint {
 const char *ckpt_paint_on(bool colour, ckpt_paint paint);
 const char *ckpt_paint_off(bool colour);
 
-/* Columns of the terminal behind a descriptor (COLUMNS overrides); 0 if it is none. */
+/* Columns of the terminal behind a descriptor (COLUMNS overrides; 80 where nobody knows); 0 if it is
+ * none. */
 int ckpt_terminal_width(int fd);
+/* The same for texts that are filled wherever they go, as help is: 80 if it is none. */
+int ckpt_text_width(int fd);
 int ckpt_terminal_height(int fd); /* rows; 24 where nobody knows */
 
 /* ---- tables ---------------------------------------------------------------------------------- */
