@@ -1,202 +1,97 @@
-/* What one thread does per second: the denominators of ratios that hold on other machines too. */
+/* What this machine does per second: the denominators of ratios that hold on other machines too. */
 #include "bench.h"
-#include "hash.h"
-#include "io.h"
-#include "le.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-enum { RUNS = 5, ROWS = 1024, COLUMNS = 2304 };
-#define BLOCK ((size_t)32 << 20) /* bytes: far more than any cache of one core */
-#define TENSOR ((size_t)2 * ROWS * COLUMNS)
+enum { RUNS = 3 };
 
-typedef struct bench_work {
-    uint8_t *a, *b;
-    int fd, scratch;
-    uint64_t file_size;
-    ckpt_err *err;
-} bench_work;
+/* An operation and its words, "{dir}" and "{src}" among them, and what it does in the unit's 10^9;
+ * 0: as many bytes as the source has. */
+typedef struct row {
+    const char *name, *what, *unit, *words[4];
+    double work;
+} row;
 
-/* Each tells the bytes it moved. */
-static ckpt_status run_memcpy(bench_work *w, size_t *moved)
-{
-    memcpy(w->b, w->a, BLOCK);
-    *moved = BLOCK;
-    return CKPT_OK;
-}
-
-static ckpt_status run_hash(bench_work *w, size_t *moved)
-{
-    ckpt_sha256_stream s;
-    ckpt_sha256_stream_init(&s);
-    ckpt_sha256_stream_update2(&s, w->a, BLOCK, NULL, NULL, 0);
-    ckpt_sha256_stream_final(&s, w->b);
-    *moved = BLOCK;
-    return CKPT_OK;
-}
-
-static ckpt_status run_tree(bench_work *w, size_t *moved)
-{
-    enum { LANES = CKPT_SHA256_LANES };
-    ckpt_sha256_stream s[LANES], *stream[LANES];
-    const void *p[LANES];
-    size_t n[LANES];
-    for (int i = 0; i < LANES; i++) {
-        stream[i] = &s[i];
-        ckpt_sha256_stream_init(&s[i]);
-        p[i] = w->a + (size_t)i * (BLOCK / LANES);
-        n[i] = BLOCK / LANES;
-    }
-    ckpt_sha256_stream_update_many(stream, p, n, LANES);
-    for (int i = 0; i < LANES; i++)
-        ckpt_sha256_stream_final(&s[i], w->b + (size_t)i * CKPT_SHA256_LEN);
-    *moved = BLOCK;
-    return CKPT_OK;
-}
-
-static ckpt_status run_cast(bench_work *w, size_t *moved)
-{
-    ckpt_dtype_cast(CKPT_BF16, w->b, CKPT_F32, w->a, BLOCK / 4);
-    *moved = BLOCK;
-    return CKPT_OK;
-}
-
-static ckpt_status run_read(bench_work *w, size_t *moved)
-{
-    size_t n = w->file_size < BLOCK ? (size_t)w->file_size : BLOCK;
-    ckpt_status status = CKPT_OK;
-    for (size_t at = 0, k; at < n && status == CKPT_OK; at += k) {
-        k = n - at < (size_t)4 << 20 ? n - at : (size_t)4 << 20;
-        status = ckpt_pread_full(w->fd, w->b, k, at, w->err);
-    }
-    *moved = n;
-    return status;
-}
-
-static ckpt_status run_write(bench_work *w, size_t *moved)
-{
-    ckpt_status status = ckpt_pwrite_full(w->scratch, w->a, BLOCK, 0, w->err);
-    if (status == CKPT_OK && ckpt_sync_fd(w->scratch) != 0)
-        status = ckpt_fail_errno(w->err, errno, "fsync");
-    *moved = BLOCK;
-    return status;
-}
-
-static const struct {
-    const char *name, *what;
-    ckpt_status (*run)(bench_work *w, size_t *moved);
-} rates[BENCH_RATES] = {
-    {"memcpy", "from and to memory",             run_memcpy},
-    {"sha256", "one stream, as a file's digest", run_hash  },
-    {"leaves", "sixteen streams, as tensors'",   run_tree  },
-    {"cast",   "f32 to bf16, bytes of f32",      run_cast  },
-    {"read",   "pread of a cached file, 4 MiB",  run_read  },
-    {"write",  "32 MiB written and synced",      run_write },
+/* clang-format off */
+static const row rows[] = {
+    {"memcpy",       "from and to memory, one thread",             "GB/s",    {"@memcpy", "64MiB"},                  0.067108864},
+    {"sha256",       "one stream, as a file's digest",             "GB/s",    {"@sha256", "64MiB"},                  0.067108864},
+    {"leaves",       "sixteen streams, as tensors'",               "GB/s",    {"@leaves", "64MiB"},                  0.067108864},
+    {"cast",         "f32 to bf16, bytes of f32, one thread",      "GB/s",    {"@cast", "64MiB"},                    0.067108864},
+    {"gather",       "pieces of 1152 bytes of cached files, one thread", "GB/s", {"@gather", "{dir}", "1152", "64MiB"}, 0.067108864},
+    {"read",         "a cached file",                              "GB/s",    {"@read", "{src}"},                    0},
+    {"write",        "32 MiB written and synced",                  "GB/s",    {"@write", "{dir}", "32MiB"},          0.033554432},
+    {"direct read",  "a file past the page cache",                 "GB/s",    {"@direct-read", "{src}"},             0},
+    {"direct write", "64 MiB past the page cache, synced",         "GB/s",    {"@direct-write", "{dir}", "64MiB"},   0.067108864},
+    {"FMA, one",     "f32 multiply and add in registers",          "GFLOP/s", {"@fma", "10000000000", "1"},          10},
+    {"FMA, all",     "the same on all threads",                    "GFLOP/s", {"@fma", "10000000000", "all"},        10},
 };
+/* clang-format on */
+enum { ROWS = sizeof rows / sizeof *rows };
 
-static ckpt_status measure(bench_work *w, bench_rate out[BENCH_RATES])
-{
-    for (int i = 0; i < BENCH_RATES; i++) {
-        bench_run runs[RUNS + 1];
-        size_t n = 0;
-        for (int r = 0; r <= RUNS; r++) { /* the first touches memory */
-            struct timespec start;
-            clock_gettime(CLOCK_MONOTONIC, &start);
-            ckpt_status status = rates[i].run(w, &n);
-            if (status != CKPT_OK)
-                return status;
-            runs[r] = (bench_run){.seconds = ckpt_seconds_since(&start)};
-        }
-        bench_stat s = bench_median(runs + 1, RUNS);
-        out[i] = (bench_rate){rates[i].name, rates[i].what, (double)n / s.median / 1e9};
-    }
-    return CKPT_OK;
-}
-
-ckpt_status bench_machine(const char *file, const char *scratch, bench_rate out[BENCH_RATES],
-                          ckpt_err *err)
+static ckpt_status measure(bench *b, const row *r, const char *src, double *value, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    bench_work w = {.a = malloc(BLOCK), .b = malloc(BLOCK), .fd = -1, .scratch = -1, .err = err};
-    if (w.a == NULL || w.b == NULL) {
-        status = ckpt_tool_no_memory(err);
-        goto done;
-    }
-    for (size_t i = 0; i < BLOCK; i += 4) /* small floats: no subnormals, no NaN */
-        ckpt_put_u32(w.a + i, 0x3f000000U + (uint32_t)i);
-    memset(w.b, 0, BLOCK);
-    CKPT_CHECK(ckpt_open_read(file, &w.fd, &w.file_size, err));
-    w.scratch = open(scratch, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (w.scratch < 0) {
-        status = ckpt_fail_errno(err, errno, "%s", scratch);
-        goto done;
-    }
-    CKPT_CHECK(measure(&w, out));
+    const char *words[5] = {NULL};
+    bench_run runs[RUNS];
+    uint64_t size = 0;
+    for (int i = 0; i < 4 && r->words[i] != NULL; i++)
+        words[i] = strcmp(r->words[i], "{dir}") == 0   ? b->dir
+                   : strcmp(r->words[i], "{src}") == 0 ? src
+                                                       : r->words[i];
+    CKPT_CHECK(bench_amount(src, &size, err));
+    for (int i = 0; i < RUNS; i++)
+        CKPT_CHECK(bench_child(words, b->errors, &runs[i], err));
+    const double work = r->work > 0 ? r->work : (double)size / 1e9;
+    *value = work / bench_median(runs, RUNS).median;
 done:
-    if (w.fd >= 0)
-        close(w.fd);
-    if (w.scratch >= 0) {
-        close(w.scratch);
-        unlink(scratch);
-    }
-    free(w.a);
-    free(w.b);
     return status;
 }
 
-/* ---- data -------------------------------------------------------------------------------------- */
-
-static ckpt_status write_tensors(int fd, const ckpt_buf *header, uint64_t count, uint8_t *block,
-                                 ckpt_err *err)
+static bool wanted(const bench *b, const row *r)
 {
-    uint64_t state = 1, at = 8 + header->len;
-    uint8_t length[8];
+    char name[64];
+    (void)snprintf(name, sizeof name, "machine: %s", r->name);
+    return b->only.n == 0 || ckpt_glob_any(&b->only, name);
+}
+
+bool bench_machine_wanted(const bench *b)
+{
+    for (int i = 0; i < ROWS; i++)
+        if (wanted(b, &rows[i]))
+            return true;
+    return false;
+}
+
+ckpt_status bench_machine(bench *b, ckpt_err *err)
+{
     ckpt_status status;
-    ckpt_put_u64(length, header->len);
-    CKPT_CHECK(ckpt_pwrite_full(fd, length, sizeof length, 0, err));
-    CKPT_CHECK(ckpt_pwrite_full(fd, header->data, header->len, sizeof length, err));
-    for (uint64_t t = 0; t < count; t++, at += TENSOR) {
-        for (size_t i = 0; i < TENSOR; i += 8) /* exponents below infinity's */
-            ckpt_put_u64(block + i, ckpt_tool_draw(&state) & 0xbfffbfffbfffbfffU);
-        CKPT_CHECK(ckpt_pwrite_full(fd, block, TENSOR, at, err));
-        CKPT_CHECK(ckpt_check_interrupted(err));
+    const bench_case source = {
+        .subject = (const char *const[]){bench_source_path(b, 0), NULL}
+    };
+    bench_rate *rates = ckpt_arena_array(&b->tool->arena, ROWS, sizeof *rates);
+    if (rates == NULL || source.subject[0] == NULL)
+        return ckpt_tool_no_memory(err);
+    b->rates = rates;
+    b->n_rates = 0;
+    if (bench_machine_wanted(b))
+        CKPT_CHECK(bench_make_sources(b, &source, err));
+    for (int i = 0; i < ROWS; i++) {
+        ckpt_err why = {0};
+        if (!wanted(b, &rows[i]))
+            continue;
+        bench_rate *r = &rates[b->n_rates];
+        *r = (bench_rate){rows[i].name, rows[i].what, rows[i].unit, 0};
+        status = measure(b, &rows[i], source.subject[0], &r->value, &why);
+        if (status == CKPT_OK)
+            b->n_rates++;
+        else if (status != CKPT_E_UNSUPPORTED)
+            return ckpt_fail(err, status, "%s: %s", rows[i].name, why.text);
+        else
+            ckpt_tool_warn(b->tool, "%s: %s", rows[i].name, why.text);
     }
-    if (ckpt_sync_fd(fd) != 0)
-        status = ckpt_fail_errno(err, errno, "fsync");
+    status = CKPT_OK;
 done:
-    return status;
-}
-
-ckpt_status bench_source(const char *path, uint64_t size, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    ckpt_buf header = {0};
-    uint64_t count = size / TENSOR > 0 ? size / TENSOR : 1;
-    uint8_t *block = malloc(TENSOR);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    for (uint64_t t = 0; t < count; t++)
-        ckpt_buf_printf(&header,
-                        "%c\"experts.%llu.weight\":{\"dtype\":\"BF16\",\"shape\":[%d,%d],"
-                        "\"data_offsets\":[%llu,%llu]}",
-                        t == 0 ? '{' : ',', (unsigned long long)t, ROWS, COLUMNS,
-                        (unsigned long long)(t * TENSOR), (unsigned long long)((t + 1) * TENSOR));
-    ckpt_buf_putc(&header, '}');
-    while (!header.failed && header.len % 8 != 0)
-        ckpt_buf_putc(&header, ' ');
-    if (fd < 0)
-        status = ckpt_fail_errno(err, errno, "%s", path);
-    else if (block == NULL || header.failed)
-        status = ckpt_tool_no_memory(err);
-    else
-        status = write_tensors(fd, &header, count, block, err);
-    if (fd >= 0 && close(fd) != 0 && status == CKPT_OK)
-        status = ckpt_fail_errno(err, errno, "%s: close", path);
-    free(block);
-    ckpt_buf_release(&header);
     return status;
 }
