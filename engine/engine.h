@@ -59,6 +59,9 @@ typedef struct ckpt_eng {
     struct ckpt_eng_device
         *device; /* whose memory the arena is (device.h), borrowed; NULL: this process's */
     struct ckpt_eng_graphs *graphs; /* captured pieces of a step (graph.h), borrowed; NULL: none */
+    /* Not 0: a pass gives up before its next block, as where the process is interrupted; set by a signal
+     * handler or another thread. Borrowed; NULL: nobody does. */
+    const volatile int *stop;
 } ckpt_eng;
 
 /* threads 0 = all cores. The context is dry until ckpt_eng_reserve. Nothing to release before. */

@@ -277,7 +277,11 @@ static ckpt_status block_backward(pass *p, int64_t i, real *dx)
 /* Ranks stop together, between steps: the caller's to agree on. */
 static ckpt_status interrupted(const pass *p)
 {
-    return p->e->par == NULL ? ckpt_check_interrupted(p->err) : CKPT_OK;
+    if (p->e->par != NULL)
+        return CKPT_OK;
+    if (p->e->stop != NULL && __atomic_load_n(p->e->stop, __ATOMIC_RELAXED) != 0)
+        return ckpt_fail(p->err, CKPT_E_INTERRUPTED, "interrupted");
+    return ckpt_check_interrupted(p->err);
 }
 
 /* Which token it is in the batch is known where one process has all of them. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define POPULATE_PIECE ((uint64_t)64 << 20) /* some 40 ms, which a copy may have to wait */
@@ -257,14 +258,28 @@ static void free_data(ckpt_snapshot *s)
     s->mapped = 0;
 }
 
+/* Shared memory is a file to the limit of files' sizes, whatever the files of a checkpoint are. */
+static ckpt_status no_shared(size_t size, int error, ckpt_err *err)
+{
+    struct rlimit limit;
+    if (error != EFBIG || getrlimit(RLIMIT_FSIZE, &limit) != 0)
+        return ckpt_fail_errno(err, error, "memory of %zu bytes that ranks share for a snapshot",
+                               size);
+    return ckpt_fail(
+        err, CKPT_E_IO,
+        "memory of %zu bytes that ranks share for a snapshot is more than a file may "
+        "have here, %llu bytes (ulimit -f): raise that limit (ulimit -f unlimited), or "
+        "start the ranks with mpirun instead of --launch",
+        size, (unsigned long long)limit.rlim_cur);
+}
+
 ckpt_status ckpt_snapshot_share(ckpt_snapshot *s, int fd, size_t numbers, bool first, ckpt_err *err)
 {
     const size_t size =
         (size_t)s->bytes + numbers * sizeof *s->shared; /* bytes: a multiple of 64 */
     free_data(s);
     if (first && (ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)size) != 0))
-        return ckpt_fail_errno(err, errno, "memory of %zu bytes that ranks share for a snapshot%s",
-                               size, errno == EFBIG ? ", which ulimit -f counts as a file" : "");
+        return no_shared(size, errno, err);
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for a snapshot of %llu bytes",

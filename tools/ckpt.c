@@ -22,6 +22,9 @@ static size_t n_last_words;
 static void on_signal(int signal)
 {
     (void)signal;
+    if (__atomic_load_n(&ckpt_tool_ending, __ATOMIC_RELAXED) == CKPT_ENDS_LATER &&
+        __atomic_exchange_n(&ckpt_tool_asked, 1, __ATOMIC_RELAXED) == 0)
+        return;
     ckpt_interrupted = 1;
     if (unwinds)
         return;

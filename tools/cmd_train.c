@@ -247,6 +247,7 @@ static ckpt_status open_trainer(ckpt_train_run *run, ckpt_err *err)
     CKPT_CHECK(ckpt_trainer_open(&run->trainer, &run->base, &config, &optim, &run->schedule,
                                  run->data, err));
     run->open = true;
+    run->trainer.e.stop = &ckpt_tool_asked;
     if (!run->o->reset_optimizer)
         CKPT_CHECK(ckpt_trainer_load(&run->trainer, &run->found, err));
     CKPT_CHECK(ckpt_train_restore(run, err));
@@ -313,23 +314,42 @@ done:
 
 /* ---- the loop --------------------------------------------------------------------------------- */
 
+/* A save of one step that failed, in one format or in all of them. */
+static void forget_failure(ckpt_train_run *run)
+{
+    free(run->failed);
+    run->failed = NULL;
+}
+
+/* Whether a failed save was told already, or will be by the error that ends the run. */
+static bool is_told(const ckpt_train_run *run, const ckpt_save_event *event)
+{
+    const int64_t last = run->ending ? run->trainer.state.step : run->o->steps;
+    return event->step == last || (run->failed != NULL && run->failed_step == event->step &&
+                                   strcmp(run->failed, event->error) == 0);
+}
+
 /* Report what the saver has finished. */
 static void take_events(ckpt_train_run *run)
 {
     ckpt_save_event event;
     while (run->saving && ckpt_saver_event(&run->saver, &event)) {
-        free(run->failed);
-        run->failed = NULL;
+        bool told = event.error != NULL && is_told(run, &event);
+        if (run->failed_step != event.step || event.error != NULL)
+            forget_failure(run);
         if (event.error == NULL) {
-            if (!ckpt_ranks_lead(run->ranks))
-                continue; /* it is in place when rank 0 says so */
+            if (!ckpt_ranks_lead(run->ranks)) { /* it is in place when rank 0 says so */
+                ckpt_save_event_free(&event);
+                continue;
+            }
             free(run->last_path);
             run->last_path = event.path != NULL ? strdup(event.path) : NULL;
             memcpy(run->root, event.digest, sizeof run->root);
         } else {
             run->failed = strdup(event.error);
+            run->failed_step = event.step;
         }
-        ckpt_train_report_save(run, &event);
+        ckpt_train_report_save(run, &event, told);
         ckpt_save_event_free(&event);
     }
 }
@@ -371,49 +391,54 @@ done:
     return status;
 }
 
-/* The last checkpoint, waited for. A failure of this one is the run's. */
+/* The last checkpoint, waited for, tried once more where its save failed. A failure of this one is the
+ * run's. */
 static ckpt_status save_last(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     double stall;
     if (run->o->save == NULL)
         return CKPT_OK;
+    run->ending = true;
     ckpt_saver_drain(&run->saver);
     take_events(run);
     bool again = run->saved_step != run->trainer.state.step || run->failed != NULL;
     if (run->ranks != NULL) /* rank 0 knows what failed */
         CKPT_CHECK(ckpt_comm_broadcast(&run->ranks->world, &again, sizeof again, 0, err));
-    if (again)
+    if (again) {
+        forget_failure(run);
         CKPT_CHECK(save(run, &stall, err));
+    }
     ckpt_saver_drain(&run->saver);
     take_events(run);
+    const char *newest = ckpt_train_newest(run);
     if (run->failed != NULL)
         status = ckpt_fail(err, ckpt_interrupted ? CKPT_E_INTERRUPTED : CKPT_E_IO,
-                           "saving step %lld failed: %s", (long long)run->trainer.state.step,
-                           run->failed);
+                           "saving step %lld failed: %s; %s%s", (long long)run->trainer.state.step,
+                           run->failed,
+                           newest != NULL ? "the newest checkpoint is " : "there is no checkpoint",
+                           newest != NULL ? newest : "");
 done:
     return status;
 }
 
-/* SIGINT or SIGTERM: on one rank is on all. */
+/* SIGINT or SIGTERM: on one rank is on all. What is being saved goes on. */
 static ckpt_status check_interrupted(ckpt_train_run *run, ckpt_err *err)
 {
-    int64_t stop = ckpt_interrupted != 0;
-    if (run->ranks == NULL)
-        return ckpt_check_interrupted(err);
-    ckpt_status status =
-        ckpt_comm_allreduce(&run->ranks->world, CKPT_COMM_I64, CKPT_COMM_MAX_OF, &stop, 1, err);
-    if (status == CKPT_OK && stop != 0) {
-        ckpt_interrupted = 1;
-        status = ckpt_check_interrupted(err);
-    }
-    return status;
+    int64_t stop = ckpt_interrupted != 0 || __atomic_load_n(&ckpt_tool_asked, __ATOMIC_RELAXED);
+    ckpt_status status = CKPT_OK;
+    if (run->ranks != NULL)
+        status =
+            ckpt_comm_allreduce(&run->ranks->world, CKPT_COMM_I64, CKPT_COMM_MAX_OF, &stop, 1, err);
+    return status == CKPT_OK && stop != 0 ? ckpt_fail(err, CKPT_E_INTERRUPTED, "interrupted")
+                                          : status;
 }
 
 static ckpt_status train(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     double stall = 0;
+    __atomic_store_n(&ckpt_tool_ending, CKPT_ENDS_LATER, __ATOMIC_RELAXED);
     while (run->trainer.state.step < run->o->steps) {
         struct timespec start;
         clock_gettime(CLOCK_MONOTONIC, &start);
@@ -533,6 +558,7 @@ static ckpt_status run_all(ckpt_train_run *run, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(check_options(run, err));
+    run->o->mesh.saves = (ckpt_launch_saves){run->o->save, ckpt_train_last_saved};
     /* Before a GPU is touched: processes are forked here. */
     CKPT_CHECK(ckpt_ranks_open(run->tool, &run->o->mesh, &run->ranks, err));
     CKPT_CHECK(ckpt_tool_device(run->tool, run->o->device, err));

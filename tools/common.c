@@ -500,6 +500,8 @@ void ckpt_tool_json_mesh(ckpt_jw *w, const ckpt_mesh *mesh)
     ckpt_jw_close(w, '}');
 }
 
+volatile int ckpt_tool_ending, ckpt_tool_asked;
+
 ckpt_status ckpt_tool_no_memory(ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");

@@ -21,6 +21,7 @@
 typedef struct watch {
     ckpt_tool *tool;
     ckpt_comm_host *host, *saves;
+    const ckpt_launch_saves *where;
     pid_t pids[CKPT_COMM_HOST_MAX]; /* 0: not there any more */
     int size, alive, stops, code;
     bool failed;
@@ -73,6 +74,19 @@ static void reap(watch *w)
                 judge(w, r, how);
 }
 
+/* Rank 0 is not there to do it. */
+static void tell_dead(const watch *w, const char *why)
+{
+    ckpt_arena *arena = &w->tool->arena;
+    const bool saves = w->where->dir != NULL;
+    const char *last = saves ? w->where->last(arena, w->where->dir) : NULL;
+    fprintf(stderr, "ckpt: %s: %s%s%s\n", w->tool->command->name, why,
+            last != NULL ? "; the last checkpoint is "
+            : saves      ? "; no checkpoint was saved"
+                         : "",
+            last != NULL ? ckpt_clean(arena, last) : "");
+}
+
 /* The parent, until all ranks have ended. */
 static void watch_ranks(watch *w, const sigset_t *set)
 {
@@ -87,8 +101,7 @@ static void watch_ranks(watch *w, const sigset_t *set)
     }
     const char *why = ckpt_comm_host_why(w->host);
     if (why != NULL && ckpt_comm_host_speak(w->host))
-        fprintf(stderr, "ckpt: %s: %s; checkpoints that were saved stay\n", w->tool->command->name,
-                why);
+        tell_dead(w, why);
     if (w->failed && w->code == 0)
         w->code = ckpt_exit_code(CKPT_E_IO);
 }
@@ -107,11 +120,12 @@ static void become_rank(ckpt_tool *tool, int size, pid_t parent, const sigset_t 
         tool->g.threads = cores > size ? cores / size : 1;
 }
 
-ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, ckpt_launch *out, ckpt_err *err)
+ckpt_status ckpt_launch_ranks(ckpt_tool *tool, int size, const ckpt_launch_saves *saves,
+                              ckpt_launch *out, ckpt_err *err)
 {
     sigset_t set, old;
     struct sigaction hangup;
-    watch w = {.tool = tool, .size = size};
+    watch w = {.tool = tool, .where = saves, .size = size};
     ckpt_launch made = {.parent = getpid()};
     ckpt_status status = ckpt_comm_host_new(&w.host, size, err);
     if (status != CKPT_OK)

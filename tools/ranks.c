@@ -132,7 +132,7 @@ static ckpt_status open_world(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ran
                               ckpt_err *err)
 {
     if (o->launch > 0) {
-        ckpt_status status = ckpt_launch_ranks(tool, (int)o->launch, &r->launched, err);
+        ckpt_status status = ckpt_launch_ranks(tool, (int)o->launch, &o->saves, &r->launched, err);
         if (status != CKPT_OK)
             return status;
         status = ckpt_comm_host_join(r->launched.saves, r->launched.rank, &r->saves, err);

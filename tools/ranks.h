@@ -13,6 +13,7 @@ typedef struct ckpt_rank_opts {
     int64_t tp, cp, dp, ep;
     int64_t launch; /* ranks to start here */
     int cp_mode;    /* ckpt_eng_cp_mode */
+    ckpt_launch_saves saves;
 } ckpt_rank_opts;
 
 struct ckpt_ranks {

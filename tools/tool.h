@@ -56,6 +56,14 @@ struct ckpt_command {
 /* Those that others run; command.c lists all. */
 extern const ckpt_command ckpt_cmd_convert, ckpt_cmd_verify, ckpt_cmd_diff, ckpt_cmd_train;
 
+/* ---- signals ------------------------------------------------------------------------------------ */
+
+/* A command that has something to finish when it is asked to end: from CKPT_ENDS_LATER on the first signal
+ * sets `asked` alone, and the next one ckpt_interrupted. */
+enum { CKPT_ENDS_AT_ONCE, CKPT_ENDS_LATER };
+extern volatile int ckpt_tool_ending; /* one of these */
+extern volatile int ckpt_tool_asked;
+
 /* ---- input ----------------------------------------------------------------------------------- */
 
 /* Put `path` in front of an error unless the message starts with it. */

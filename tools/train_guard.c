@@ -143,6 +143,41 @@ ckpt_status ckpt_train_check_save(ckpt_train_run *run, ckpt_err *err)
     return status;
 }
 
+/* What the tracker of one root names, if it is newer than *step. */
+static const char *named_by_tracker(ckpt_arena *arena, const char *root, int64_t *step)
+{
+    int64_t at = -1;
+    ckpt_entry what;
+    const char *tracker = ckpt_path_join(arena, root, CKPT_DCP_TRACKER);
+    if (tracker == NULL || ckpt_dcp_read_tracker(tracker, &at, NULL) != CKPT_OK || at <= *step)
+        return NULL;
+    for (int file = 0; file < 2; file++) {
+        const char *path = ckpt_arena_printf(arena, "%s/iter_%07lld%s", root, (long long)at,
+                                             file != 0 ? ".h5" : "");
+        if (path != NULL && ckpt_look(path, &what, NULL) == CKPT_OK && what != CKPT_ENTRY_NONE) {
+            *step = at;
+            return path;
+        }
+    }
+    return NULL;
+}
+
+const char *ckpt_train_last_saved(ckpt_arena *arena, const char *dir)
+{
+    int64_t step = -1;
+    const char *last = named_by_tracker(arena, dir, &step);
+    for (size_t k = 0; ckpt_containers[k] != NULL; k++) {
+        for (int i = 1; i <= CKPT_SAVE_FORMATS; i++) {
+            const char *name = ckpt_containers[k]->name;
+            const char *root = i == 1 ? ckpt_path_join(arena, dir, name)
+                                      : ckpt_arena_printf(arena, "%s/%s-%d", dir, name, i);
+            const char *found = root != NULL ? named_by_tracker(arena, root, &step) : NULL;
+            last = found != NULL ? found : last;
+        }
+    }
+    return last;
+}
+
 /* ---- its metrics ------------------------------------------------------------------------------- */
 
 ckpt_status ckpt_train_metrics_aside(ckpt_train_run *run, const char *path, ckpt_err *err)

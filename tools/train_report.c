@@ -141,7 +141,7 @@ const char *ckpt_train_newest(const ckpt_train_run *run)
     return run->last_path != NULL || run->from_config ? run->last_path : run->src.path;
 }
 
-void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event)
+void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event, bool told)
 {
     char hex[2 * CKPT_SHA256_LEN + 1];
     ckpt_jw w = {0};
@@ -159,7 +159,7 @@ void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event)
     }
     write_line(run, &w);
     ckpt_train_erase(run);
-    if (event->error != NULL && ckpt_ranks_dead(run->ranks) != NULL)
+    if (event->error != NULL && (told || ckpt_ranks_dead(run->ranks) != NULL))
         return; /* the run ends with words of its own */
     if (event->error != NULL)
         ckpt_tool_warn(

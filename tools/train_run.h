@@ -59,6 +59,8 @@ typedef struct ckpt_train_run {
     char *last_path;       /* newest checkpoint that is in place, or NULL */
     uint8_t root[CKPT_SHA256_LEN];
     char *failed;         /* why the newest save failed, NULL if it did not */
+    int64_t failed_step;  /* which that is */
+    bool ending;          /* the last checkpoint is being saved */
     ckpt_status bad_data; /* why the newest step could not read its samples, or CKPT_OK */
     FILE *metrics;
     const char *metrics_path;
@@ -114,6 +116,8 @@ ckpt_status ckpt_train_open_base(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_U
 
 /* Sets goes_on. CKPT_E_USAGE: --save DIR holds checkpoints of another run, without --force. */
 ckpt_status ckpt_train_check_save(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
+/* The newest checkpoint that trackers in a save directory name, of one format or several; NULL: none. */
+const char *ckpt_train_last_saved(ckpt_arena *arena, const char *dir);
 /* Name the run; after ckpt_train_restore. */
 ckpt_status ckpt_train_identify(ckpt_train_run *run, ckpt_err *err) CKPT_MUST_USE;
 /* Rename another run's metrics out of the way. */
@@ -128,7 +132,8 @@ ckpt_status ckpt_train_metrics_close(ckpt_train_run *run, ckpt_err *err) CKPT_MU
 void ckpt_train_report_step(ckpt_train_run *run, double seconds, double stall);
 /* What the run could go on from: the newest checkpoint it saved, else the one it came from; or NULL. */
 const char *ckpt_train_newest(const ckpt_train_run *run);
-void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event);
+/* told: a failure is for the metrics alone. */
+void ckpt_train_report_save(ckpt_train_run *run, const ckpt_save_event *event, bool told);
 void ckpt_train_erase(ckpt_train_run *run); /* the live line */
 void ckpt_train_summary(ckpt_train_run *run);
 

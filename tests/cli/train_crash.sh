@@ -39,11 +39,25 @@ rc 0 train "${first[@]}" --steps 5 --save full; was=$(root full)
 (ulimit -f 20; exec "$CKPT" train --resume full "${data[@]}" --steps 8 --save full --save-every 2) >$OUT 2>$ERR; got=$?
 [ $got -eq 5 ] || fail "no room: exit $got"
 err 'warning: saving step 6 failed: .*too large; the newest checkpoint is full'; err '^ckpt: train: saving step 8 failed'
+[ "$(grep -c 'saving step' $ERR)" -eq 2 ] || fail "not once a save: $(cat $ERR)"; err 'saving step 8 failed: .*; the newest checkpoint is full'
 grep -q '"event":"save_failed","step":6' full/metrics.jsonl || fail "no event: $(cat full/metrics.jsonl)"
 [ "$(root full)" = "$was" ] || fail "a failed save changed the checkpoint"
 rc 0 train --resume full "${data[@]}" --steps 8 --save full
 rc 0 train "${first[@]}" --steps 8 --save whole
 [ "$(root full)" = "$(root whole)" ] || fail "after a failed save: another root"
+
+# of several formats one that fails is told, and is the end of the run, though the others are in place
+mkdir one; ln -s /proc one/hdf5
+rc 5 train "${first[@]}" --steps 5 --save one --force --save-format hdf5 --save-format torch_dist
+[ "$(grep -c 'saving step 5 failed: one/hdf5' $ERR)" -eq 1 ] || fail "not told once: $(cat $ERR)"
+present one/torch_dist/iter_0000005
+
+# SIGTERM while saves are being written: none of them is given up
+"$CKPT" train "${first[@]}" --steps 1000000 --save each --save-every 1 --keep 2 --save-format hdf5 --save-format torch_dist --save-format safetensors >$OUT 2>$ERR &
+pid=$!; until_there each/safetensors/latest_checkpointed_iteration.txt; kill -TERM $pid; wait $pid || fail "SIGTERM: $(cat $ERR)"
+no_err 'failed|warning'; err 'interrupted after step [0-9]+; saved each/'
+same each/hdf5/latest_checkpointed_iteration.txt each/safetensors/latest_checkpointed_iteration.txt
+! grep -q save_failed each/metrics.jsonl || fail "given up: $(grep save_failed each/metrics.jsonl)"
 
 # SIGTERM: saved, and told how to go on
 "$CKPT" train "${first[@]}" --steps 1000000 --save term >$OUT 2>$ERR &
