@@ -15,7 +15,7 @@ static int default_threads(void)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     long n = cores > 0 ? 2 * cores : 4;
-    return (int)(n < 4 ? 4 : n > 16 ? 16 : n);
+    return (int)(n < 8 ? 8 : n > 16 ? 16 : n);
 }
 
 typedef struct sizes {

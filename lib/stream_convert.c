@@ -1,9 +1,8 @@
 /* The executor. One list of work items, taken in order by all workers:
  *
  *   piece   the same range of every file of a lane (mostly one file): gather into a slot of the window,
- *           then pass the lane's turnstile (CRC, literals, file digests, in file order), then write;
- *           with leaves, which are hashed beside the file: a second stream is nearly free on the SHA
- *           unit
+ *           offer it at the lane's turnstile (CRC, literals, file digests, in file order), write; with
+ *           leaves, which are hashed beside the file: a second stream is nearly free on the SHA unit
  *   leaves  sixteen Merkle leaves of canonical tensors, hashed side by side
  *
  * Every source byte is read once. Leaves are hashed from the pieces in the window, where their bytes
@@ -13,9 +12,11 @@
  *
  * Files that a sink lets advance together share a lane if there are enough of them for their digests
  * to run in the wide kernel, which is worth half a second of a gigabyte's one. Pieces of several lanes
- * are interleaved so that their serial digests run in parallel (stream_order.c). A worker waits at a
- * turnstile, and for the pieces of its leaves, only for items that were handed out earlier, so the
- * lowest item in flight never waits. */
+ * are interleaved so that their serial digests run in parallel (stream_order.c). Who offers a piece while
+ * nobody serves the turnstile does so for all pieces that are there: the digest of one file is the
+ * longest chain of a run, and never waits for somebody to wake up. A worker waits, at a turnstile for
+ * the literals of its piece and for the pieces of its leaves, only for items that were handed out
+ * earlier, so the lowest item in flight never waits. */
 #define _GNU_SOURCE /* O_DIRECT */
 #include "checked.h"
 #include "crc.h"
@@ -31,11 +32,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define WAVE_MAX ((uint64_t)8 << 20)    /* bytes of a piece of a lane of several files */
-#define DIRECT_MIN ((uint64_t)64 << 20) /* files from this size on are written with O_DIRECT */
-#define WAVE_KEEP 4 /* slots beside the workers': a leaf of neighbouring files lies in few waves */
-#define PIECE_KEEP 16      /* two pieces of every lane in flight */
-#define OPEN_MAX_FILES 256 /* more are closed after they are created, until their turn */
+#define WAVE_MAX ((uint64_t)8 << 20)   /* bytes of a piece of a lane of several files */
+#define DIRECT_MIN ((uint64_t)1 << 20) /* files from this size on are written with O_DIRECT */
+#define WAVE_KEEP 8 /* slots beside the workers': a leaf of neighbouring files lies in few waves */
+#define PIECE_KEEP 16     /* two pieces of every lane in flight */
+#define OPEN_MAX_FILES 64 /* more are closed after they are created, until their turn */
 
 /* ---- converting -------------------------------------------------------------------------------- */
 
@@ -274,6 +275,13 @@ static ckpt_status write_around_holes(const ckpt_stream_file *of, const uint8_t 
     return CKPT_OK;
 }
 
+/* n more bytes were written, or went into the digest. */
+static ckpt_status count_bytes(ckpt_stream_job *c, uint32_t f, uint64_t n, ckpt_err *err)
+{
+    uint64_t all = 2 * c->plan->sink.files[f].size;
+    return atomic_fetch_add(&c->files[f].done, n) + n == all ? finish_file(c, f, err) : CKPT_OK;
+}
+
 static ckpt_status write_piece(ckpt_stream_job *c, uint32_t f, const uint8_t *buf, uint64_t lo,
                                uint64_t hi, ckpt_err *err)
 {
@@ -289,8 +297,7 @@ static ckpt_status write_piece(ckpt_stream_job *c, uint32_t f, const uint8_t *bu
     else if (n > direct)
         CKPT_TRY(ckpt_pwrite_full(of->fd, buf + direct, (size_t)(n - direct), lo + direct, err),
                  "%s", of->path);
-    if (atomic_fetch_add(&of->written, n) + n == c->plan->sink.files[f].size)
-        status = finish_file(c, f, err);
+    status = count_bytes(c, f, n, err);
 done:
     return status;
 }
@@ -386,14 +393,75 @@ static bool wait_for_leaves(ckpt_stream_job *c, const ckpt_item_of_work *it)
     return !any || ckpt_window_wait(&c->written.window, due);
 }
 
-static bool wait_turn(ckpt_worker *w, ckpt_lane *l, uint64_t offset)
+static bool has_literal(const ckpt_stream_job *c, const part *p)
 {
+    const ckpt_out_file *file = &c->plan->sink.files[p->file];
+    for (size_t s = seg_at(file, p->lo); s < file->n_segs && file->segs[s].offset < p->hi; s++)
+        if (file->segs[s].kind == CKPT_SEG_LITERAL)
+            return true;
+    return false;
+}
+
+/* Written or digested; after both the slot may be reused. */
+static void let_slot_go(ckpt_stream_job *c, ckpt_offer *o)
+{
+    if (atomic_fetch_sub(&o->left, 1) == 1)
+        ckpt_window_written(&c->written.window, o->slot);
+}
+
+static ckpt_status pass_offer(ckpt_worker *w, ckpt_stream_job *c, ckpt_offer *o, ckpt_err *err)
+{
+    part parts[CKPT_SHA256_LANES];
+    int n = list_parts(c, o->item, o->slot->data, parts);
+    ckpt_status status = pass_turnstile(w, c, o->item, parts, n, err);
+    for (int i = 0; i < n && status == CKPT_OK; i++)
+        status = count_bytes(c, parts[i].file, parts[i].hi - parts[i].lo, err);
+    return status;
+}
+
+/* With the lane's lock: pass what was offered, in order, unless somebody is at it. */
+static ckpt_status serve(ckpt_worker *w, ckpt_stream_job *c, ckpt_lane *l, ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    if (l->served)
+        return CKPT_OK;
+    l->served = true;
+    while (status == CKPT_OK && l->passed < l->size && !atomic_load(&w->job->stop)) {
+        ckpt_offer *o = &c->offers[c->seqs[l->first_seq + l->passed / l->step]];
+        if (o->slot == NULL)
+            break;
+        pthread_mutex_unlock(&l->lock);
+        status = pass_offer(w, c, o, err);
+        pthread_mutex_lock(&l->lock);
+        if (status == CKPT_OK) {
+            l->passed += l->step;
+            let_slot_go(c, o);
+            if (l->waiting > 0)
+                pthread_cond_broadcast(&l->turn);
+        }
+    }
+    l->served = false;
+    return status;
+}
+
+/* Offer a piece, and wait for its literals if it has some; *go_on: it can be written. */
+static ckpt_status offer(ckpt_worker *w, ckpt_stream_job *c, const ckpt_item_of_work *it,
+                         ckpt_slot *slot, bool literal, bool *go_on, ckpt_err *err)
+{
+    ckpt_lane *l = &c->lanes[it->lane];
+    ckpt_offer *o = &c->offers[it->seq];
     pthread_mutex_lock(&l->lock);
-    while (l->passed != offset && !atomic_load(&w->job->stop))
+    o->item = it;
+    o->slot = slot;
+    atomic_store(&o->left, 2);
+    ckpt_status status = serve(w, c, l, err);
+    l->waiting++;
+    while (literal && l->passed <= it->offset && status == CKPT_OK && !atomic_load(&w->job->stop))
         pthread_cond_wait(&l->turn, &l->lock);
-    bool mine = l->passed == offset;
+    l->waiting--;
+    *go_on = !literal || l->passed > it->offset;
     pthread_mutex_unlock(&l->lock);
-    return mine;
+    return status;
 }
 
 /* A run that was stopped ends without an error here: somebody else reports the reason. */
@@ -401,9 +469,10 @@ static ckpt_status do_piece(ckpt_worker *w, ckpt_stream_job *c, const ckpt_item_
                             ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
-    ckpt_lane *l = &c->lanes[it->lane];
+    const ckpt_lane *l = &c->lanes[it->lane];
     ckpt_window *window = &c->written.window;
     part parts[CKPT_SHA256_LANES];
+    bool literal = false, go_on = false;
     const ckpt_slot want = {.seq = it->seq,
                             .at = it->offset,
                             .len = l->step,
@@ -414,22 +483,22 @@ static ckpt_status do_piece(ckpt_worker *w, ckpt_stream_job *c, const ckpt_item_
     if (slot == NULL)
         return CKPT_OK;
     int n = list_parts(c, it, slot->data, parts);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         CKPT_CHECK(fill_payload(w, c, parts[i].file, parts[i].buf, parts[i].lo, parts[i].hi, err));
+        literal = literal || has_literal(c, &parts[i]);
+    }
     ckpt_window_filled(window, slot);
-    if (!wait_for_leaves(c, it) || !wait_turn(w, l, it->offset))
+    if (!wait_for_leaves(c, it))
         return CKPT_OK;
-    CKPT_CHECK(pass_turnstile(w, c, it, parts, n, err));
-    pthread_mutex_lock(&l->lock);
-    l->passed = it->offset + l->step;
-    pthread_cond_broadcast(&l->turn);
-    pthread_mutex_unlock(&l->lock);
+    CKPT_CHECK(offer(w, c, it, slot, literal, &go_on, err));
+    if (!go_on)
+        return CKPT_OK;
     for (int i = 0; i < n; i++) {
         const part *p = &parts[i];
         CKPT_CHECK(write_piece(c, p->file, p->buf, p->lo, p->hi, err));
         ckpt_job_advance(w, p->hi - p->lo);
     }
-    ckpt_window_written(window, slot);
+    let_slot_go(c, &c->offers[it->seq]);
 done:
     return status;
 }
@@ -564,6 +633,7 @@ static void close_files(ckpt_stream_job *c)
     free(c->lanes);
     free(c->lane_of);
     free(c->seqs);
+    free(c->offers);
     free(c->owner);
 }
 
@@ -632,7 +702,7 @@ static ckpt_status run_share(ckpt_stream_job *c, ckpt_job *j, const ckpt_stream_
     CKPT_CHECK(open_files(c, err));
     CKPT_CHECK(ckpt_stream_lanes(c, &waves, err));
     CKPT_CHECK(open_buffers(c, j, waves, opts, err));
-    CKPT_CHECK(ckpt_stream_order(c, j->slot, err));
+    CKPT_CHECK(ckpt_stream_order(c, j->slot, j->n_workers, err));
     CKPT_CHECK(ckpt_window_open(&c->written.window, j->slots, (size_t)j->n_workers + j->keep,
                                 j->slot, c->n_pieces, &j->stop, err));
     j->n_items = c->n_items;

@@ -12,8 +12,8 @@
 typedef struct ckpt_stream_file {
     char *path;
     int fd, direct_fd;
-    int read_fd; /* for what has left the window; opened when first needed */
-    atomic_ullong written;
+    int read_fd;        /* for what has left the window; opened when first needed */
+    atomic_ullong done; /* bytes written and bytes in the digest, together */
     ckpt_sha256_stream whole, rest;
     uint32_t crc; /* of the payload segment in progress or just ended */
 } ckpt_stream_file;
@@ -25,6 +25,8 @@ typedef struct ckpt_lane {
     uint64_t size;      /* of the longest file that this run writes */
     uint64_t passed;    /* bytes of each that went through the turnstile */
     uint32_t first_seq; /* in seqs: numbers of its pieces */
+    bool served;        /* somebody passes what was offered */
+    int waiting;        /* workers, for `passed` */
     pthread_mutex_t lock;
     pthread_cond_t turn;
 } ckpt_lane;
@@ -38,6 +40,13 @@ typedef struct ckpt_item_of_work {
     uint32_t seq; /* of the piece */
 } ckpt_item_of_work;
 
+/* A piece that is filled and awaits its digest. */
+typedef struct ckpt_offer {
+    const ckpt_item_of_work *item;
+    ckpt_slot *slot;  /* NULL: not offered yet */
+    atomic_uint left; /* of digest and write */
+} ckpt_offer;
+
 typedef struct ckpt_stream_job {
     ckpt_plan *plan;
     ckpt_arena *arena;
@@ -49,6 +58,7 @@ typedef struct ckpt_stream_job {
     uint32_t *lane_of; /* per file */
     uint32_t *seqs;    /* of all pieces, lane by lane: their number in the order of work */
     size_t n_pieces;
+    ckpt_offer *offers;    /* per number */
     ckpt_leaf_list leaves; /* that this process hashes while it writes, by due */
     ckpt_leaf_list late;   /* of files of several processes: when all are written */
     ckpt_leaf_shares shares;
@@ -66,8 +76,9 @@ typedef struct ckpt_stream_job {
 uint64_t ckpt_stream_size(const ckpt_stream_job *c, size_t f);
 /* Lanes; *waves: some have several files. */
 ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, bool *waves, ckpt_err *err) CKPT_MUST_USE;
-/* Pieces of at most `slot` bytes and leaves in the order of work. Leaves come with those of all results
- * and are divided: this process's, and late ones. */
-ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, ckpt_err *err) CKPT_MUST_USE;
+/* Pieces of at most `slot` bytes and leaves in the order of work of so many workers. Leaves come with
+ * those of all results and are divided: this process's, and late ones. */
+ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers,
+                              ckpt_err *err) CKPT_MUST_USE;
 
 #endif

@@ -7,7 +7,9 @@
 
 #define LANES_IN_FLIGHT 8
 #define WAVE_FILE_MIN ((uint64_t)1 << 20) /* smaller files have a lane of their own */
-#define BESIDE_MAX (2 * CKPT_PIECE_MAX)   /* bytes of leaves beside one piece */
+/* Bytes of files that are in step for their digests alone: a run that is killed has none of them. */
+#define WAVE_TOTAL_MAX ((uint64_t)4 << 30)
+#define BESIDE_MAX (2 * CKPT_PIECE_MAX) /* bytes of leaves beside one piece */
 
 static ckpt_status no_memory(ckpt_err *err)
 {
@@ -23,15 +25,19 @@ uint64_t ckpt_stream_size(const ckpt_stream_job *c, size_t f)
 
 /* ---- lanes ------------------------------------------------------------------------------------- */
 
-/* How many files from f on share a lane. */
+/* How many files from f on share a lane: of those that this run writes, for a slot of the window holds
+ * bytes of every file of its lane. */
 static uint32_t lane_files(const ckpt_stream_job *c, size_t f)
 {
     const ckpt_sink *sink = &c->plan->sink;
     uint32_t n = 0;
-    while (sink->together && n < CKPT_SHA256_LANES && f + n < sink->n_files &&
-           sink->files[f + n].is_data && sink->files[f + n].size >= WAVE_FILE_MIN &&
-           (c->owner == NULL || c->owner[f + n] == c->owner[f]))
-        n++;
+    for (uint64_t total = 0; n < CKPT_SHA256_LANES && f + n < sink->n_files; n++) {
+        const ckpt_out_file *file = &sink->files[f + n];
+        total += file->size;
+        if (!file->is_data || file->size < WAVE_FILE_MIN || ckpt_stream_size(c, f + n) == 0 ||
+            (!sink->together && total > WAVE_TOTAL_MAX))
+            break;
+    }
     return ckpt_sha256_stream_wide((int)n) ? n : 1;
 }
 
@@ -73,7 +79,8 @@ static ckpt_status count_pieces(ckpt_stream_job *c, uint64_t slot, ckpt_err *err
     }
     c->n_pieces = (size_t)n;
     c->seqs = calloc(c->n_pieces + 1, sizeof *c->seqs);
-    return c->seqs != NULL ? CKPT_OK : no_memory(err);
+    c->offers = calloc(c->n_pieces + 1, sizeof *c->offers);
+    return c->seqs != NULL && c->offers != NULL ? CKPT_OK : no_memory(err);
 }
 
 /* The lane of [begin, end) that is least far; NULL if all are through. */
@@ -88,12 +95,16 @@ static ckpt_lane *least_far(const ckpt_stream_job *c, size_t begin, size_t end)
     return next;
 }
 
-/* Number the pieces: in groups of lanes, the lane that is least far first. */
-static void number_pieces(ckpt_stream_job *c)
+/* Number the pieces: in groups of lanes, the lane that is least far first. Groups are no larger than
+ * what the workers hash side by side: a run that is killed has finished the groups before. */
+static void number_pieces(ckpt_stream_job *c, int workers)
 {
-    uint32_t seq = 0;
-    for (size_t group = 0; group < c->n_lanes; group += LANES_IN_FLIGHT) {
-        size_t end = ckpt_min_u64(group + LANES_IN_FLIGHT, c->n_lanes);
+    uint32_t seq = 0, most = 2 * (uint32_t)workers;
+    for (size_t group = 0, end; group < c->n_lanes; group = end) {
+        uint32_t files = 0;
+        for (end = group; end < c->n_lanes && end - group < LANES_IN_FLIGHT; end++)
+            if ((files += c->lanes[end].n) > most && end > group)
+                break;
         for (ckpt_lane *l; (l = least_far(c, group, end)) != NULL; l->passed += l->step)
             c->seqs[l->first_seq + l->passed / l->step] = seq++;
     }
@@ -227,13 +238,13 @@ static void add_groups(ckpt_stream_job *c, size_t *next, uint32_t seq, size_t le
     }
 }
 
-ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, ckpt_err *err)
+ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers, ckpt_err *err)
 {
     ckpt_status status = count_pieces(c, slot, err);
     size_t next = 0;
     if (status != CKPT_OK)
         return status;
-    number_pieces(c);
+    number_pieces(c, workers);
     status = settle_leaves(c, err);
     if (status != CKPT_OK)
         return status;

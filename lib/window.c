@@ -59,8 +59,10 @@ ckpt_slot *ckpt_window_take(ckpt_window *w, const ckpt_slot *want)
 {
     ckpt_slot *s = NULL;
     pthread_mutex_lock(&w->lock);
-    while (!atomic_load(w->stop) && (s = reusable(w)) == NULL)
+    while (!atomic_load(w->stop) && (want->seq != w->next || (s = reusable(w)) == NULL))
         pthread_cond_wait(&w->freed, &w->lock);
+    w->next += s != NULL;
+    pthread_cond_broadcast(&w->freed); /* the next item's turn */
     if (s != NULL) {
         uint8_t *data = s->data;
         *s = *want;
@@ -89,7 +91,7 @@ void ckpt_window_written(ckpt_window *w, ckpt_slot *s)
 {
     pthread_mutex_lock(&w->lock);
     s->state = CKPT_SLOT_WRITTEN;
-    pthread_cond_signal(&w->freed);
+    pthread_cond_broadcast(&w->freed);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -130,7 +132,7 @@ const uint8_t *ckpt_window_pin(ckpt_window *w, uint32_t file, uint64_t offset, u
 static void unpin(ckpt_window *w, ckpt_slot *s)
 {
     if (--s->pins == 0)
-        pthread_cond_signal(&w->freed);
+        pthread_cond_broadcast(&w->freed);
 }
 
 void ckpt_window_unpin(ckpt_window *w, ckpt_slot *pin)

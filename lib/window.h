@@ -2,8 +2,8 @@
  *
  * Slots of one size. A work item (numbered in the order in which items are handed out) takes one, fills
  * it, and lets it go when its bytes are in their file; they stay readable until the slot is needed
- * again, oldest first. There must be a slot for every worker at least. Nobody waits while holding a
- * pin, and an item waits only for items before it, so somebody can always go on. */
+ * again, oldest first. Items get slots in their order. Nobody waits while holding a pin, and an item
+ * waits only for items before it, so the earliest one can always go on. */
 #ifndef CKPT_WINDOW_H
 #define CKPT_WINDOW_H
 
@@ -41,6 +41,7 @@ typedef struct ckpt_window {
     const atomic_bool *stop;
     pthread_mutex_t lock;
     pthread_cond_t moved; /* prefix */
+    uint64_t next;        /* item whose turn it is */
     pthread_cond_t freed;
     bool open;
 } ckpt_window;
