@@ -6,13 +6,19 @@
 
 #include "checked.h"
 
-/* Tiles, and blocks within them: rows are multiples of the register tile (12), a block of B and one of
- * A stay in a core's second-level cache. */
-#define TILE_M 264
-#define TILE_N 512
+/* The largest tiles, and blocks within them: a block of B and one of A stay in a core's second-level
+ * cache. BLOCK_K alone has a part in results. */
+#define TILE_M 1056
+#define TILE_N (32768 / CKPT_REAL)
 #define BLOCK_M 132
 #define BLOCK_K 256
 #define SCRATCH CKPT_ENG_GEMM_SCRATCH(BLOCK_M, TILE_N, BLOCK_K)
+
+/* Tiles are cut at multiples of the widest register tile, and not below the smallest. */
+#define UNIT_M 12
+#define UNIT_N 32
+#define LEAST_M 96
+#define LEAST_N 128
 
 /* Blocks of products without a caller's scratch: 200 (f64: 400) KiB, which a thread's stack has. */
 #define SMALL_M 96
@@ -60,7 +66,8 @@ void ENG(gemm)(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, co
 typedef struct tiles {
     const ENG(kernels) * kernels;
     bool ta, tb, add;
-    int64_t m, n, k, lda, ldb, ldc, across;
+    int64_t m, n, k, lda, ldb, ldc;
+    int64_t tile_m, tile_n, down, across; /* sizes and numbers of tiles */
     const real *a, *b, *bias;
     real *c, *scratch;
 } tiles;
@@ -68,8 +75,8 @@ typedef struct tiles {
 static void run_tile(void *arg, int64_t item, int worker)
 {
     const tiles *t = arg;
-    int64_t i = item / t->across * TILE_M, j = item % t->across * TILE_N;
-    int64_t m = ckpt_min_i64(TILE_M, t->m - i), n = ckpt_min_i64(TILE_N, t->n - j);
+    int64_t i = item / t->across * t->tile_m, j = item % t->across * t->tile_n;
+    int64_t m = ckpt_min_i64(t->tile_m, t->m - i), n = ckpt_min_i64(t->tile_n, t->n - j);
     real *c = t->c + i * t->ldc + j;
     bool add = t->add;
     if (t->bias) {
@@ -101,15 +108,54 @@ static void run_tile(void *arg, int64_t item, int worker)
                      t->scratch + worker * (int64_t)SCRATCH);
 }
 
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* `of` cut into about `parts`: the size of a part, a multiple of unit. */
+static int64_t part_of(int64_t of, int64_t parts, int64_t unit)
+{
+    return ceil_div(ceil_div(of, parts), unit) * unit;
+}
+
+/* Columns per k that take as long as packing one line of A or B. */
+#define PACK_COST 8
+#define CUTS 16 /* numbers of parts that are tried in each direction */
+
+/* Tiles that take the least time on so many threads: of the products, of packing what every tile packs
+ * for itself, and of waiting for the last tile, of which an eighth is expected. */
+static void cut_tiles(tiles *t, int threads)
+{
+    const int64_t most_down = ceil_div(t->m, LEAST_M), most_across = ceil_div(t->n, LEAST_N);
+    const int64_t down = ceil_div(t->m, TILE_M), across = ceil_div(t->n, TILE_N);
+    double least = -1;
+    for (int64_t d = down; d <= most_down && d < down + CUTS; d++)
+        for (int64_t a = across; a <= most_across && a < across + CUTS; a++) {
+            const int64_t m = part_of(t->m, d, UNIT_M), n = part_of(t->n, a, UNIT_N);
+            const int64_t number = ceil_div(t->m, m) * ceil_div(t->n, n);
+            const double rounds = (double)ceil_div(number, threads) + (threads > 1 ? 0.125 : 0);
+            const double cost = rounds * (double)(m * n + PACK_COST * (m + n));
+            if (least < 0 || cost < least) {
+                least = cost;
+                t->tile_m = m;
+                t->tile_n = n;
+            }
+        }
+    t->down = ceil_div(t->m, t->tile_m);
+    t->across = ceil_div(t->n, t->tile_n);
+}
+
 static ckpt_status run_tiles(ckpt_eng *e, tiles *t, ckpt_err *err)
 {
     const size_t mark = ckpt_eng_mark(e);
     t->scratch = ckpt_eng_take(e, (int64_t)SCRATCH * e->threads, sizeof(real));
     t->kernels = ENG(kernels_for)(e->isa);
-    t->across = (t->n + TILE_N - 1) / TILE_N;
     ckpt_status status = ckpt_eng_check(e, err);
-    if (status == CKPT_OK && !e->dry)
-        ckpt_eng_parallel(e, (t->m + TILE_M - 1) / TILE_M * t->across, run_tile, t);
+    if (status == CKPT_OK && !e->dry && t->m > 0 && t->n > 0) {
+        cut_tiles(t, e->threads);
+        ckpt_eng_parallel(e, t->down * t->across, run_tile, t);
+    }
     ckpt_eng_drop(e, mark);
     return status;
 }
