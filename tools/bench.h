@@ -99,10 +99,12 @@ typedef struct bench_source {
     const char *word, *file; /* placeholder; name below the directory */
     ckpt_dtype dtype;
     int64_t rows, columns; /* of a tensor */
-    uint64_t divide;       /* --size by this */
+    uint64_t divide;       /* --size by this; 0: one tensor */
 } bench_source;
-enum { BENCH_SOURCES = 4 };
+enum { BENCH_SOURCES = 5 };
 extern const bench_source bench_sources[BENCH_SOURCES];
+/* Bytes of a source where --size is `size`. */
+uint64_t bench_source_size(const bench_source *s, uint64_t size);
 /* A safetensors file of about `size` bytes at path: tensors of the shape of s, values of a fixed seed. */
 ckpt_status bench_write_source(const bench_source *s, const char *path, uint64_t size,
                                ckpt_err *err) CKPT_MUST_USE;

@@ -221,8 +221,7 @@ ckpt_status bench_make_sources(bench *b, const bench_case *c, ckpt_err *err)
             wanted = wanted || names(lists[k], path);
         if (!wanted || b->made[i])
             continue;
-        ckpt_status status =
-            bench_write_source(s, path, s->divide > 0 ? b->size / s->divide : 0, err);
+        ckpt_status status = bench_write_source(s, path, bench_source_size(s, b->size), err);
         if (status != CKPT_OK)
             return status;
         b->made[i] = true;
@@ -272,6 +271,13 @@ done:
     return status;
 }
 
+/* Does it work on as much as the size says? Others need no memory that the host would have to find. */
+static bool is_large(bench *b, const bench_case *c)
+{
+    const char *src = bench_source_path(b, 0);
+    return src != NULL && (names(c->subject, src) || names(c->baseline, src));
+}
+
 static ckpt_status measure(bench *b, bench_case *c, ckpt_err *err)
 {
     ckpt_status status;
@@ -283,7 +289,7 @@ static ckpt_status measure(bench *b, bench_case *c, ckpt_err *err)
         CKPT_CHECK(once(b, c, c->subject, &first, err));
     if (c->check != NULL)
         CKPT_CHECK(bench_child(c->check, b->errors, &first, err));
-    if (b->size >= SETTLE_FROM)
+    if (b->size >= SETTLE_FROM && is_large(b, c))
         CKPT_CHECK(
             bench_child((const char *const[]){"@settle", "3GiB", NULL}, b->errors, &first, err));
     for (size_t i = 0; i < pairs; i++) {

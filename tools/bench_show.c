@@ -22,7 +22,7 @@ static void show_runs(const char *name, const bench_stat *s)
 {
     const bool brief = s->median < 0.1;
     const double unit = brief ? 1e3 : 1;
-    printf("    %-34s %9.3f %-2s (%.3f..%.3f)  %.2f s of processors, %.0f MiB", name,
+    printf("    %-50s %9.3f %-2s (%.3f..%.3f)  %.2f s of processors, %.0f MiB", name,
            unit * s->median, brief ? "ms" : "s", unit * s->min, unit * s->max, s->cpu,
            (double)s->peak / MIB);
     printf("%s%s\n", s->note[0] != '\0' ? ", " : "", s->note);
@@ -33,10 +33,10 @@ void bench_show_case(const bench *b, const bench_case *c)
     if (!ckpt_tool_text(b->tool))
         return;
     if (c->skipped != NULL) {
-        printf("%-48s skipped, %s\n", c->name, c->skipped);
+        printf("%-54s skipped, %s\n", c->name, c->skipped);
         return;
     }
-    printf("%-48s %s ratio %.2f", c->name, c->beside, c->ratio);
+    printf("%-54s ratio %.2f", c->name, c->ratio);
     if (c->target > 0)
         printf(", aimed at %g%s", c->target, c->ratio < c->target ? ": below" : "");
     if (c->memory > 0)

@@ -1,5 +1,6 @@
 /* The files that `ckpt bench` works on: safetensors of one shape, values of a fixed seed. */
 #include "bench.h"
+#include "checked.h"
 #include "io.h"
 #include "le.h"
 
@@ -8,17 +9,29 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* An expert of a published model, 4.5 MiB; the same in f32; tensors of 4 KiB; one of them alone. */
-const bench_source bench_sources[BENCH_SOURCES] = {
-    {"{src}",   "source.safetensors", CKPT_BF16, 1024, 2304, 1},
-    {"{wide}",  "wide.safetensors",   CKPT_F32,  1024, 2304, 1},
-    {"{small}", "small.safetensors",  CKPT_BF16, 32,   64,   8},
-    {"{tiny}",  "tiny.safetensors",   CKPT_BF16, 32,   64,   0},
-};
-
 static size_t tensor_bytes(const bench_source *s)
 {
     return (size_t)(s->rows * s->columns) * (size_t)ckpt_dtype_get(s->dtype)->bits / 8;
+}
+
+/* An expert of a published model, 4.5 MiB; fewer of them, for what takes long and grows with the bytes
+ * alone; the same in f32; tensors of 4 KiB; one of them alone. */
+const bench_source bench_sources[BENCH_SOURCES] = {
+    {"{src}",   "source.safetensors", CKPT_BF16, 1024, 2304, 1},
+    {"{part}",  "part.safetensors",   CKPT_BF16, 1024, 2304, 4},
+    {"{wide}",  "wide.safetensors",   CKPT_F32,  1024, 2304, 2},
+    {"{small}", "small.safetensors",  CKPT_BF16, 32,   64,   8},
+    {"{tiny}",  "tiny.safetensors",   CKPT_BF16, 32,   64,   0},
+};
+#define LEAST                                                                                      \
+    ((uint64_t)256 << 20) /* bytes: no part of the size is smaller, but for the size itself */
+
+uint64_t bench_source_size(const bench_source *s, uint64_t size)
+{
+    if (s->divide == 0)
+        return 0;
+    const uint64_t part = size / s->divide;
+    return tensor_bytes(s) >= 1 << 20 ? ckpt_max_u64(part, ckpt_min_u64(size, LEAST)) : part;
 }
 
 static void write_header(const bench_source *s, uint64_t count, ckpt_buf *out)

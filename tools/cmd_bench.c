@@ -6,8 +6,9 @@
  * ratio that is aimed at; memory, the same of peak memory; limit, MiB that the subject may take at its
  * peak; cold, true to drop all files from the page cache before every run; needs, a program, and probe, a
  * command, without (the success of) which the case is skipped; prepare and check, commands that run once,
- * before and after. In all words {src} is a safetensors file of --size, {wide} one of f32, {small} one of
- * tensors of 4 KiB and an eighth of the size, {tiny} one tensor, {out} an empty directory, made anew before
+ * before and after. In all words {src} is a safetensors file of --size, {part} one of a quarter, {wide} one
+ * of f32 and half the size (both at least 256 MiB if --size is), {small} one of tensors of 4 KiB and an
+ * eighth of the size, {tiny} one tensor, {out} an empty directory, made anew before
  * each run, {dir} one that stays, {here} the directory of the case file, {python} $PYTHON or python3.
  *
  * The result is checked first; memory is settled where --size is 1 GiB or more; then subject and baseline

@@ -38,6 +38,7 @@ command -v valgrind          | valgrind
 command -v shellcheck        | shellcheck
 command -v python3           | python3
 command -v openssl           | openssl
+command -v b3sum             | b3sum
 python3 -c "import ensurepip"| python3-venv
 test -x /usr/bin/time        | time
 command -v zsh               | zsh

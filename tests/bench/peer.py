@@ -7,6 +7,11 @@
   peer.py dcp_to_torch DIR DST          torch's own dcp_to_torch_save
   peer.py sha256 FILE                   hashlib
   peer.py b3 FILE                       the blake3 package
+  peer.py cast SRC DST                  safetensors: load all, to bf16, save all, fsync
+  peer.py cut SRC DIR                   of every tensor a quarter of the last axis a rank: DIR/dcp by
+                                        torch.distributed.checkpoint from four processes, DIR/rank_N.pt
+  peer.py merge DIR DST                 the latter back: four loads, cat, save, fsync
+  peer.py hf SRC DIR                    transformers: from_pretrained, save_pretrained, fsync
 """
 import importlib
 import os
@@ -75,13 +80,86 @@ def b3(path):
     print(blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest())
 
 
+def cast(src, dst):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: t.to(torch.bfloat16) for name, t in load_file(src).items()}, dst)
+    sync(dst)
+
+
+RANKS = 4
+
+
+def cut_rank(rank, src, directory):
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from safetensors import safe_open
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    parts = {}
+    with safe_open(src, "pt") as f:
+        for name in f.keys():
+            whole = f.get_slice(name)
+            rows, columns = whole.get_shape()
+            step = columns // RANKS
+            parts[name] = whole[:, rank * step : (rank + 1) * step].contiguous()
+    torch.save(parts, f"{directory}/rank_{rank}.pt")
+    state = {name: DTensor.from_local(t, mesh, [Shard(1)], run_check=False) for name, t in parts.items()}
+    dcp.save(state, checkpoint_id=f"{directory}/dcp")
+    dist.destroy_process_group()
+
+
+def cut(src, directory):
+    import multiprocessing
+    import shutil
+
+    import torch.distributed.checkpoint  # noqa: F401  before the processes part: one import serves all
+
+    shutil.rmtree(directory, ignore_errors=True)
+    os.makedirs(directory)
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=cut_rank, args=(r, src, directory)) for r in range(RANKS)]
+    for p in ranks:
+        p.start()
+    for p in ranks:
+        p.join()
+    if any(p.exitcode != 0 for p in ranks):
+        raise SystemExit("a rank failed")
+
+
+def merge(directory, dst):
+    import torch
+    from safetensors.torch import save_file
+
+    parts = [torch.load(f"{directory}/rank_{r}.pt", weights_only=True) for r in range(RANKS)]
+    save_file({name: torch.cat([p[name] for p in parts], dim=1) for name in parts[0]}, dst)
+    sync(dst)
+
+
+def hf(src, directory):
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    AutoModelForCausalLM.from_pretrained(src, dtype=torch.bfloat16).save_pretrained(directory)
+    sync(directory)
+
+
 def probe(*modules):
     for name in modules:
         importlib.import_module(name)
 
 
 def main():
-    command = {f.__name__: f for f in (probe, copy, dcp_save, dcp_to_safetensors, dcp_to_torch, sha256, b3)}
+    command = {f.__name__: f for f in (probe, copy, dcp_save, dcp_to_safetensors, dcp_to_torch, sha256, b3, cast, cut, merge, hf)}
     command[sys.argv[1]](*sys.argv[2:])
 
 

@@ -1,6 +1,6 @@
 # bench: cases run in turns, results kept as lines, a ratio that became worse is told and fails.
 s=(bench --size 5MB --pairs 1 --only start-up)
-rc 0 "${s[@]}" --history h.jsonl; silent; out '^start-up .*10 ms ratio [0-9.]+, aimed at 1'; out '^    ckpt .* s of processors, [0-9]+ MiB$'; no_out machine
+rc 0 "${s[@]}" --history h.jsonl; silent; out '^start-up  .*ratio [0-9.]+, aimed at 1'; out '^    10 ms  '; out '^    ckpt .* s of processors, [0-9]+ MiB$'; no_out machine
 rc 0 "${s[@]}" --history h.jsonl --json; out '"worse":\[\]'; out '"name":"start-up","beside":"10 ms","skipped":null,"ratio":'
 [ "$(wc -l <h.jsonl)" -eq 2 ] || fail "not two lines: $(cat h.jsonl)"
 sed -E '$s/"ratio":[^,]*/"ratio":1e9/' h.jsonl >fast.jsonl
@@ -8,7 +8,7 @@ rc 1 "${s[@]}" --against fast.jsonl; out '^WORSE start-up: ratio .*, was 1000000
 sed -E '$s/"ratio":[^,]*/"ratio":1e-9/' h.jsonl >slow.jsonl
 rc 0 "${s[@]}" --against slow.jsonl; no_out WORSE
 rc 0 bench --size 5MB --pairs 1 --only 'convert*shards*' # and it is compared
-out 'durable .*cp \+ sync ratio [0-9.]+, aimed at 1.15'; out 'cold .*(cp \+ sync ratio|skipped, [0-9]+ % of a file stays)'
+out 'durable .* ratio [0-9.]+, aimed at 1.15'; out '^    cp \+ sync .* s of processors, [0-9]+ MiB$'; out 'cold .*(ratio|skipped, [0-9]+ % of a file stays)'
 rc 0 bench --size 5MB --only 'machine: memcpy' --only 'machine: direct read'; out '^machine: memcpy .*1.00 of memcpy'; out '^0 cases: '
 
 # Cases of a file; what is not there is named; what fails is an error.

@@ -5,7 +5,7 @@ set -euo pipefail
 
 dir=${PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/ckpt/peers}
 pins=(torch==2.11.0 numpy safetensors==0.8.0 megatron-core==0.16.1 transformers==5.24.0 h5py
-    model-signing==1.1.1 pyOpenSSL check-jsonschema==0.39.0)
+    model-signing==1.1.1 blake3 pyOpenSSL check-jsonschema==0.39.0)
 
 satisfied() {
     [ -x "$dir/bin/python" ] && "$dir/bin/python" - "${pins[@]}" <<'PY'

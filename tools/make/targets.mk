@@ -138,10 +138,15 @@ demo:
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) $(BUILD)/ckpt $(BUILD)/stcmp
 	$(Q)CKPT=$(CKPT) STCMP=$(abspath $(BUILD)/stcmp) tests/demo.sh
 
-# make bench           figures against cp, sha256sum and, with PYTHON=, its packages (SIZE=2G); appends
-#                      to $(BUILD)/bench.jsonl
+# make bench           the figures beside their aims and baselines, those in Python by PYTHON= or what
+#                      make check-peers has set up (SIZE=2GiB); appends to $(BUILD)/bench.jsonl
+# make bench-model     conversions between layouts and a million tensors, tests/bench/bench.sh (SIZE=2G)
+.PHONY: bench-model
+PEERS_PYTHON := $(firstword $(wildcard $(HOME)/.cache/ckpt/peers/bin/python) python3)
 bench: $(BUILD)/ckpt $(BUILD)/gen
-	$(Q)$(BUILD)/ckpt bench --cases tests/bench/cases.json --history $(BUILD)/bench.jsonl $(if $(SIZE),--size $(SIZE))
+	$(Q)PYTHON="$${PYTHON:-$(PEERS_PYTHON)}" GEN=$(abspath $(BUILD)/gen) $(BUILD)/ckpt bench --cases tests/bench/cases.json \
+	    --history $(BUILD)/bench.jsonl $(if $(SIZE),--size $(SIZE))
+bench-model: $(BUILD)/ckpt $(BUILD)/gen
 	$(Q)CKPT=$(CKPT) GEN=$(abspath $(BUILD)/gen) tests/bench/bench.sh $(if $(SIZE),--size $(SIZE))
 
 # ---- sanitizers: same sources, own object directory -------------------------------------------
