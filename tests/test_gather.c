@@ -5,6 +5,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_BYTES (1 << 20)
 
@@ -303,6 +304,70 @@ START_TEST(gather_views_without_common_factors_are_refused)
 }
 END_TEST
 
+/* Pieces of a plain file, two bytes an element, that one system call scatters: of 1030 bytes, more of them
+ * than a call takes, into rows of three; row r of the file is all r. */
+enum { PIECE = 1030, ROWS = 2500, ROW = 3 * PIECE };
+
+static int shard_of_pieces(void)
+{
+    char path[] = "/tmp/ckpt-gather.XXXXXX";
+    uint8_t piece[PIECE];
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    unlink(path);
+    for (int r = 0; r < ROWS; r++) {
+        memset(piece, r % 251, sizeof piece);
+        ck_assert_int_eq(write(fd, piece, sizeof piece), PIECE);
+    }
+    return fd;
+}
+
+START_TEST(gather_pieces_of_a_file_in_any_window_are_where_they_belong)
+{
+    ckpt_file file = {
+        .name = "f", .path = "f", .size = (uint64_t)ROWS * PIECE, .fd = shard_of_pieces()};
+    ckpt_source src = {.files = &file, .n_files = 1};
+    const ckpt_loop loop[] = {
+        {ROWS,      PIECE, ROW},
+        {PIECE / 2, 2,     2  }
+    };
+    ckpt_copy copy = {
+        .loop = loop, .n_loops = 2, .dst = PIECE, .last = (uint64_t)ROWS * ROW - PIECE - 2};
+    ckpt_gather g = {.copies = &copy,
+                     .n_copies = 1,
+                     .bytes = (uint64_t)ROWS * ROW,
+                     .pad = (uint64_t)ROWS * 2 * PIECE,
+                     .from = CKPT_U16,
+                     .to = CKPT_U16};
+    ckpt_err err = {0};
+    static uint8_t stage[4096];
+    ckpt_scratch scratch = {stage, sizeof stage};
+    uint8_t *got = malloc(g.bytes);
+    rng_state = 99;
+    for (int k = 0; k < 8; k++) {
+        const uint64_t lo = k == 0 ? 0 : rnd((uint32_t)g.bytes);
+        const size_t n = k == 0 ? g.bytes : 1 + rnd((uint32_t)(g.bytes - lo));
+        memset(got, 0xee, n);
+        ckpt_status status = ckpt_gather_run(&src, &g, lo, n, got, &scratch, &err);
+        ck_assert_msg(status == CKPT_OK, "%s", err.text);
+        for (size_t i = 0; i < n; i++) {
+            const uint64_t r = (lo + i) / ROW, column = (lo + i) % ROW;
+            const bool inside = column >= PIECE && column < 2 * PIECE;
+            if (got[i] != (inside ? r % 251 : 0))
+                ck_abort_msg("byte %zu of the window from %llu is %d", i, (unsigned long long)lo,
+                             got[i]);
+        }
+    }
+    /* it becomes shorter than it was: told, and where */
+    ck_assert_int_eq(ftruncate(file.fd, 2000 * PIECE + 5), 0);
+    ck_assert_int_eq(ckpt_gather_run(&src, &g, 0, g.bytes, got, &scratch, &err), CKPT_E_IO);
+    ck_assert_ptr_nonnull(
+        strstr(err.text, "unexpected end of file: read of 1030 bytes at offset 2060000 got 5"));
+    free(got);
+    close(file.fd);
+}
+END_TEST
+
 Suite *suite_gather(void)
 {
     Suite *s = suite_create("gather");
@@ -310,6 +375,7 @@ Suite *suite_gather(void)
     tcase_set_timeout(c, 120);
     tcase_add_loop_test(c, gather_random_views_match_brute_force, 0, 4);
     tcase_add_test(c, gather_views_without_common_factors_are_refused);
+    tcase_add_test(c, gather_pieces_of_a_file_in_any_window_are_where_they_belong);
     suite_add_tcase(s, c);
     return s;
 }

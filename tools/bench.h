@@ -46,6 +46,9 @@ const bench_op *bench_op_find(const char *name);
 /* A count above 0, with the suffixes of a size. Errors: CKPT_E_USAGE. */
 ckpt_status bench_amount(const char *word, uint64_t *out, ckpt_err *err) CKPT_MUST_USE;
 
+/* Seconds of the processor for what one thread does, of the clock on the wall for several. */
+double bench_clock(int threads);
+
 /* ---- cases ------------------------------------------------------------------------------------- */
 
 typedef struct bench_case {

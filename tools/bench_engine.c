@@ -9,7 +9,7 @@
  *                           parameters, AdamW, clipping), scaled to 10^12 FLOP
  *
  * Each is checked against a slower form before it is timed, or refuses; the best of several passes is
- * told. Instruction sets beyond AVX-512, AVX2 with FMA are not looked for: elsewhere @fma is
+ * told, of one thread the processor's seconds, so that others on the machine do not count. Instruction sets beyond AVX-512, AVX2 with FMA are not looked for: elsewhere @fma is
  * CKPT_E_UNSUPPORTED. */
 #define CKPT_REAL 32
 #include "bench.h"
@@ -56,17 +56,17 @@ static ckpt_status start_engine(ckpt_eng *e, const char *word, ckpt_err *err)
 typedef ckpt_status pass_fn(void *self, ckpt_err *err);
 
 /* The best pass; the first one touches memory. */
-static ckpt_status time_passes(pass_fn *pass, void *self, double *seconds, ckpt_err *err)
+static ckpt_status time_passes(pass_fn *pass, void *self, int threads, double *seconds,
+                               ckpt_err *err)
 {
     bench_run runs[MAX_PASSES];
     size_t n = 0;
     double all = 0;
     ckpt_status status = pass(self, err);
     while (status == CKPT_OK && n < MAX_PASSES && (n < MIN_PASSES || all < ENOUGH)) {
-        struct timespec start;
-        clock_gettime(CLOCK_MONOTONIC, &start);
+        const double start = bench_clock(threads);
         status = pass(self, err);
-        runs[n] = (bench_run){.seconds = ckpt_seconds_since(&start)};
+        runs[n] = (bench_run){.seconds = bench_clock(threads) - start};
         all += runs[n++].seconds;
     }
     if (status == CKPT_OK)
@@ -190,7 +190,7 @@ static ckpt_status op_fma(const char *const *words, size_t n, bench_run *out, ck
         status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "no kernel for this processor");
         goto done;
     }
-    CKPT_CHECK(time_passes(pass_peak, &p, &seconds, err));
+    CKPT_CHECK(time_passes(pass_peak, &p, p.e.threads, &seconds, err));
     const double rate = 2.0 * lanes * N_SUMS * (double)p.n * p.e.threads / seconds;
     out->seconds = (double)flops / rate;
     (void)snprintf(out->note, sizeof out->note, "%.0f GFLOP/s, %s, %d threads", rate / 1e9, name,
@@ -261,7 +261,7 @@ static ckpt_status time_product(product *p, const char *size, const char *thread
         CKPT_CHECK(pass_product(p, err)); /* dry */
         CKPT_CHECK(ckpt_eng_reserve(&p->e, p->e.peak, err));
     }
-    CKPT_CHECK(time_passes(pass_product, p, &out->seconds, err));
+    CKPT_CHECK(time_passes(pass_product, p, p->e.threads, &out->seconds, err));
     CKPT_CHECK(check_product(p, err));
     const double n = (double)p->n;
     (void)snprintf(out->note, sizeof out->note, "%.0f GFLOP/s%s%s",
@@ -414,7 +414,7 @@ static ckpt_status op_kda(const char *const *words, size_t n, bench_run *out, ck
         }
     CKPT_CHECK(plan_kda(&k, err));
     CKPT_CHECK(check_kda(&k, err));
-    CKPT_CHECK(time_passes(pass_kda, &k, &seconds, err));
+    CKPT_CHECK(time_passes(pass_kda, &k, k.e.threads, &seconds, err));
     out->seconds = seconds * k.e.threads;
     (void)snprintf(out->note, sizeof out->note, "%.3f us a token-head and core, %d threads",
                    1e6 * out->seconds / (double)(T * H), k.e.threads);
@@ -499,7 +499,7 @@ static ckpt_status op_step(const char *const *words, size_t n, bench_run *out, c
     CKPT_CHECK(read_number(words[2], 16, 4096, &tokens, err));
     CKPT_CHECK(start_engine(&threads, words[3], err));
     CKPT_CHECK(open_step(s, words[1], tokens, threads.threads, err));
-    CKPT_CHECK(time_passes(pass_step, s, &seconds, err));
+    CKPT_CHECK(time_passes(pass_step, s, threads.threads, &seconds, err));
     if (!(s->report.loss < s->first)) {
         status = ckpt_fail(err, CKPT_E_MISMATCH, "the loss went from %g to %g", s->first,
                            s->report.loss);

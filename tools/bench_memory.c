@@ -8,7 +8,8 @@
  *                   of PIECE bytes, out of the page cache into a buffer of 4 MiB (ckpt_gather_run)
  *   @aim SECONDS    nothing: a time that something is aimed at
  *
- * Each tells the seconds that its N bytes take at the rate of the best of several passes. */
+ * Each tells the seconds of a processor that its N bytes take at the rate of the best of several passes:
+ * what others do on the machine meanwhile does not count. */
 #include "bench.h"
 #include "checked.h"
 #include "gather.h"
@@ -46,6 +47,13 @@ ckpt_status bench_amount(const char *word, uint64_t *out, ckpt_err *err)
     return *out > 0 ? CKPT_OK : ckpt_fail(err, CKPT_E_USAGE, "'%s': expected more than 0", word);
 }
 
+double bench_clock(int threads)
+{
+    struct timespec t;
+    clock_gettime(threads == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 /* One pass, whose bytes it tells. */
 typedef ckpt_status pass_fn(void *self, uint64_t *bytes, ckpt_err *err);
 
@@ -58,10 +66,9 @@ static ckpt_status time_passes(pass_fn *pass, void *self, uint64_t n, bench_run 
     uint64_t bytes = 1;
     ckpt_status status = pass(self, &bytes, err);
     while (status == CKPT_OK && count < MAX_PASSES && (count < MIN_PASSES || all < ENOUGH)) {
-        struct timespec start;
-        clock_gettime(CLOCK_MONOTONIC, &start);
+        const double start = bench_clock(1);
         status = pass(self, &bytes, err);
-        runs[count] = (bench_run){.seconds = ckpt_seconds_since(&start)};
+        runs[count] = (bench_run){.seconds = bench_clock(1) - start};
         all += runs[count++].seconds;
     }
     if (status != CKPT_OK)
