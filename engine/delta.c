@@ -7,6 +7,7 @@
 #include <math.h>
 
 #define SEG CKPT_ENG_SEGMENT_LEN
+#define STATES (512 << 10) /* bytes: half of a second-level cache */
 
 typedef struct job {
     const ckpt_eng_delta *d;
@@ -17,6 +18,8 @@ typedef struct job {
     real *o, *state, *saved, *scratch;
     const real *d_o, *d_state;
     int64_t scratch_len;
+    int64_t keys, items;     /* key heads of a task, tasks of a sequence */
+    ENG(delta_task) * tasks; /* [threads, keys HV / H] */
 } job;
 
 static ckpt_status check(const ckpt_eng_delta *d, const ckpt_eng_seq *seq, ckpt_err *err)
@@ -99,12 +102,23 @@ static void fill_task(const job *j, int64_t n, int64_t hv, ENG(delta_task) * t)
 static void run(void *arg, int64_t item, int worker)
 {
     const job *j = arg;
-    const int64_t group = j->d->HV / j->d->H, n = item / j->d->H, h = item % j->d->H;
-    for (int64_t hv = h * group; hv < (h + 1) * group; hv++) {
-        ENG(delta_task) t;
-        fill_task(j, n, hv, &t);
-        j->kernel(&t, j->scratch + worker * j->scratch_len);
-    }
+    const int64_t group = j->d->HV / j->d->H, n = item / j->items, h = item % j->items * j->keys;
+    const int64_t keys = j->d->H - h < j->keys ? j->d->H - h : j->keys;
+    ENG(delta_task) *t = j->tasks + worker * j->keys * group;
+    for (int64_t i = 0; i < keys * group; i++)
+        fill_task(j, n, h * group + i, t + i);
+    j->kernel(t, keys * group, j->scratch + worker * j->scratch_len);
+}
+
+/* Key heads of a task: neighbours, so that what is read and written is wide, as many as have states of
+ * STATES bytes together, and not so many that a thread has none. It changes no result, as every head is
+ * computed by itself. */
+static int64_t keys_of_task(const job *j, int threads)
+{
+    const int64_t group = j->d->HV / j->d->H, all = j->seq->n * j->d->H;
+    const int64_t near = STATES / (j->d->K * j->d->V * (int64_t)sizeof(real) * group);
+    const int64_t share = j->seq->n > 1 ? all / (4 * threads) : all / threads;
+    return ckpt_max_i64(1, ckpt_min_i64(j->d->H, ckpt_min_i64(near, share)));
 }
 
 static ckpt_status start(ckpt_eng *e, job *j, ckpt_err *err)
@@ -116,11 +130,15 @@ static ckpt_status start(ckpt_eng *e, job *j, ckpt_err *err)
         j->kernel = step ? k->delta_step_bwd : k->delta_chunk_bwd;
     else
         j->kernel = step ? k->delta_step : k->delta_chunk;
-    j->scratch_len = (k->delta_scratch(j->d->K, j->d->V) + 15) / 16 * 16;
+    j->keys = keys_of_task(j, e->threads);
+    j->items = (j->d->H + j->keys - 1) / j->keys;
+    const int64_t heads = j->keys * (j->d->HV / j->d->H);
+    j->tasks = ckpt_eng_take(e, heads * e->threads, sizeof *j->tasks);
+    j->scratch_len = (k->delta_scratch(j->d->K, j->d->V, heads) + 15) / 16 * 16;
     j->scratch = ckpt_eng_take(e, j->scratch_len * e->threads, sizeof(real));
     ckpt_status status = ckpt_eng_check(e, err);
     if (status == CKPT_OK && !e->dry)
-        ckpt_eng_parallel(e, j->seq->n * j->d->H, run, j);
+        ckpt_eng_parallel(e, j->seq->n * j->items, run, j);
     ckpt_eng_drop(e, mark);
     return status;
 }

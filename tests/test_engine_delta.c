@@ -120,7 +120,10 @@ static const int64_t heads[][2] = {
     {112, 112},
     {1,   1  },
     {5,   33 },
-    {40,  8  }
+    {40,  8  },
+    {64,  192},
+    {192, 24 },
+    {128, 130}
 };
 #define N_LENGTHS ((int)(sizeof lengths / sizeof *lengths))
 #define N_HEADS ((int)(sizeof heads / sizeof *heads))
@@ -336,6 +339,57 @@ START_TEST(threads_do_not_change_a_bit)
 }
 END_TEST
 
+/* A task takes neighbouring heads together, as many as their size and the threads allow (delta.c): all
+ * heads at one thread, one at many; the last task has fewer. */
+START_TEST(heads_of_a_task_do_not_change_a_bit)
+{
+    const int64_t cu[] = {0, 37, 38, 117}, one_sequence[] = {0, 83};
+    run one = make_run(
+        (ckpt_eng_delta){.rule = (ckpt_eng_rule)(_i % 3), .H = 5, .HV = 10, .K = 20, .V = 37},
+        _i < 3 ? (ckpt_eng_seq){1, one_sequence} : (ckpt_eng_seq){3, cu});
+    engine.threads = 1;
+    execute(&one);
+    for (int threads = 2; threads <= 6; threads += 2) {
+        run many = one;
+        engine.threads = threads;
+        execute(&many);
+        compare_bits(&one, &many);
+    }
+}
+END_TEST
+
+/* Every head wide enough for tasks of one head, by its states' bytes. */
+START_TEST(large_heads_in_tasks_equal_step_form)
+{
+    const int64_t cu[] = {0, 21};
+    run r = make_run((ckpt_eng_delta){.rule = CKPT_ENG_KDA, .H = 3, .HV = 3, .K = 192, .V = 192},
+                     (ckpt_eng_seq){1, cu});
+    engine.threads = 1;
+    compare_forms(&r);
+}
+END_TEST
+
+/* Decays from none to far beyond what a float holds, mixed token by token and channel by channel. */
+START_TEST(extreme_decays_are_finite_and_equal_step_form)
+{
+    static const double decay[] = {0, -1e-8, -0.5, -40, -90, -800, -1e5, -INFINITY};
+    const int64_t cu[] = {0, 53};
+    engine.isa = (ckpt_eng_isa)(_i % CKPT_ENG_ISA_COUNT);
+    if (engine.isa > ckpt_eng_detect())
+        return;
+    run r = make_run(
+        (ckpt_eng_delta){
+            .rule = (ckpt_eng_rule)(_i / CKPT_ENG_ISA_COUNT), .H = 1, .HV = 2, .K = 18, .V = 40},
+        (ckpt_eng_seq){1, cu});
+    real *g = copy_of(r.in.g, r.ng);
+    for (int64_t i = 0; i < r.ng; i++)
+        if (i % 3 == 0)
+            g[i] = (real)decay[i / 3 % 8];
+    r.in.g = g;
+    compare_forms(&r); /* an infinity or a NaN is at no distance from anything: CLOSE fails */
+}
+END_TEST
+
 START_TEST(nan_reaches_what_depends_on_it_and_nothing_else)
 {
     const int64_t cu[] = {0, 20, 40};
@@ -420,6 +474,10 @@ Suite *suite_engine_delta(void)
     tcase_add_test(tc, heads_with_different_gates_do_not_mix);
     tcase_add_test(tc, grouped_heads_equal_repeated_keys);
     tcase_add_loop_test(tc, threads_do_not_change_a_bit, 0, 2);
+    tcase_add_loop_test(tc, heads_of_a_task_do_not_change_a_bit, 0, 6);
+    tcase_add_test(tc, large_heads_in_tasks_equal_step_form);
+    tcase_add_loop_test(tc, extreme_decays_are_finite_and_equal_step_form, 0,
+                        3 * CKPT_ENG_ISA_COUNT);
     tcase_add_loop_test(tc, nan_reaches_what_depends_on_it_and_nothing_else, 0, 2);
     tcase_add_test(tc, bad_sizes_are_refused);
     tcase_add_test(tc, an_arena_that_is_too_small_is_an_error);

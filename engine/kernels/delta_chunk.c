@@ -4,7 +4,10 @@
  * W and U are never formed. Pairwise decays e^(G_i - G_j) are products of the decays of tokens j+1..i,
  * built up row by row: no exponent of a positive number occurs, nothing overflows whatever the decay,
  * and one exponential a token and channel is all there is. In the scores tokens are the lanes of a
- * vector, elsewhere channels are. */
+ * vector, elsewhere channels are.
+ *
+ * Of 6 K V + 20 C K operations a token the three products with the state are 6 K V at any C. 16 tokens are
+ * what makes them products of matrices; more would only lengthen the scores. */
 #include "delta_chunk.h"
 
 #include "math.h"
@@ -13,238 +16,300 @@
 
 #define SIMD _Pragma("omp simd")
 
-static void load_keys(const ENG(delta_task) * t, int64_t first, int64_t i, int64_t Kp, chunk *c)
+/* One token's rows of inputs: [Kp] each. */
+typedef struct token {
+    const real *q, *k, *g, *erase; /* g and erase [1] where the task says they are scalars */
+} token;
+
+/* Pointers into the task's arrays, or to padded copies. */
+static token token_at(const ENG(delta_task) * t, int64_t at, int64_t Kp, real *pad)
 {
-    const int64_t K = t->K, at = first + i;
-    const real *q = t->q + at * t->ldk, *k = t->k + at * t->ldk, *g = t->g + at * t->ldg,
-               *e = t->erase + at * t->lde;
-    real *cq = c->q + i * Kp, *ck = c->k + i * Kp, *cb = c->kb + i * Kp, *ca = c->a + i * Kp;
-    const real scale = t->scale;
-    SIMD for (int64_t d = 0; d < K; d++)
-    {
-        cq[d] = scale * q[d];
-        ck[d] = k[d];
-    }
-    if (t->e_scalar) {
-        SIMD for (int64_t d = 0; d < K; d++) cb[d] = e[0] * k[d];
-    } else {
-        SIMD for (int64_t d = 0; d < K; d++) cb[d] = e[d] * k[d];
-    }
-    if (t->g_scalar) {
-        const real a = k_exp(g[0]);
-        SIMD for (int64_t d = 0; d < K; d++) ca[d] = a;
-    } else {
-        SIMD for (int64_t d = 0; d < K; d++) ca[d] = k_exp(g[d]);
-    }
-    for (int64_t d = K; d < Kp; d++) {
-        cq[d] = ck[d] = cb[d] = 0;
-        ca[d] = 1;
-    }
+    token x = {.q = t->q + at * t->ldk,
+               .k = t->k + at * t->ldk,
+               .g = t->g + at * t->ldg,
+               .erase = t->erase + at * t->lde};
+    if (t->K == Kp)
+        return x;
+    const real **rows[] = {&x.q, &x.k, t->g_scalar ? NULL : &x.g, t->e_scalar ? NULL : &x.erase};
+    for (int i = 0; i < 4; i++, pad += Kp)
+        if (rows[i]) {
+            memset(pad + t->K, 0, sizeof(real) * (size_t)(Kp - t->K));
+            *rows[i] = memcpy(pad, *rows[i], sizeof(real) * (size_t)t->K);
+        }
+    return x;
 }
 
-static void load_value(const ENG(delta_task) * t, int64_t first, int64_t i, int64_t Vp, chunk *c)
-{
-    const int64_t V = t->V, at = first + i;
-    const real *v = t->v + at * t->ldv;
-    real *out = c->vw + i * Vp;
-    if (t->write) {
-        const real *w = t->write + at * t->ldv;
-        SIMD for (int64_t d = 0; d < V; d++) out[d] = w[d] * v[d];
-    } else {
-        const real beta = t->erase[at * t->lde];
-        SIMD for (int64_t d = 0; d < V; d++) out[d] = beta * v[d];
-    }
-    for (int64_t d = V; d < Vp; d++)
-        out[d] = 0;
-}
-
-/* e^G, e^(G_C - G) and the three operands they scale. */
-static void decays(int64_t Kp, chunk *c)
-{
-    const int64_t end = (C - 1) * Kp;
-    memcpy(c->eg, c->a, sizeof(real) * (size_t)Kp);
-    for (int64_t j = Kp; j < C * Kp; j += VL)
-        v_store(c->eg + j, v_load(c->eg + j - Kp) * v_load(c->a + j));
-    for (int64_t j = 0; j < Kp; j++)
-        c->last[end + j] = 1;
-    for (int64_t j = end - VL; j >= 0; j -= VL)
-        v_store(c->last + j, v_load(c->last + j + Kp) * v_load(c->a + j + Kp));
-    for (int64_t j = 0; j < C * Kp; j += VL) {
-        vec e = v_load(c->eg + j);
-        v_store(c->kq + j, v_load(c->kb + j) * e);
-        v_store(c->kq + C * Kp + j, v_load(c->q + j) * e);
-        v_store(c->kr + j, v_load(c->k + j) * v_load(c->last + j));
-    }
-}
-
-/* One row of the scores for the tokens of one vector. r[d] holds k_j e^(G_i - G_j) in lane j. */
-static void score_row(const chunk *c, const chunk_work *w, int64_t i, int64_t block, bool enter,
-                      vec *low, vec *att)
+/* Token i of the chunk: its keys, decay, and what e^G scales. Every combination of gates is one loop. */
+K_SPECIAL void load_rows(const token *x, real scale, bool g_scalar, bool e_scalar, int64_t i,
+                         const chunk_work *w, const chunk *c)
 {
     const int64_t Kp = w->Kp;
-    const real *a = c->a + i * Kp, *kb = c->kb + i * Kp, *q = c->q + i * Kp;
-    vec l0 = {0}, l1 = {0}, a0 = {0}, a1 = {0}, one = {0};
-    if (enter)
-        one[i - block] = 1; /* token i's own key enters after the decay of row i */
-    for (int64_t d = 0; d < Kp; d += 2) {
-        vec r0 = v_load(w->r + d * VL) * a[d], r1 = v_load(w->r + (d + 1) * VL) * a[d + 1];
-        if (enter) {
-            r0 += v_load(w->kt + d * C + block) * one;
-            r1 += v_load(w->kt + (d + 1) * C + block) * one;
-        }
-        v_store(w->r + d * VL, r0);
-        v_store(w->r + (d + 1) * VL, r1);
-        l0 += r0 * kb[d];
-        a0 += r0 * q[d];
-        l1 += r1 * kb[d + 1];
-        a1 += r1 * q[d + 1];
+    const real *q = x->q, *k = x->k, *g = x->g, *e = x->erase,
+               *before = i > 0 ? c->eg + (i - 1) * Kp : w->ones;
+    real *cq = c->q + i * Kp, *ck = c->k + i * Kp, *cb = c->kb + i * Kp, *ca = c->a + i * Kp,
+         *eg = c->eg + i * Kp, *beg = c->kq + i * Kp, *qeg = c->kq + (C + i) * Kp;
+    const real g0 = g_scalar ? k_exp(g[0]) : 0, e0 = e[0];
+    SIMD for (int64_t d = 0; d < Kp; d++)
+    {
+        const real a = g_scalar ? g0 : k_exp(g[d]), b = (e_scalar ? e0 : e[d]) * k[d],
+                   y = scale * q[d], all = before[d] * a;
+        ca[d] = a;
+        eg[d] = all;
+        cq[d] = y;
+        ck[d] = k[d];
+        cb[d] = b;
+        beg[d] = b * all;
+        qeg[d] = y * all;
     }
-    *low = l0 + l1;
-    *att = a0 + a1;
 }
 
-static void scores(chunk_work *w, const chunk *c)
+static void load_token(const ENG(delta_task) * t, int64_t at, int64_t i, const chunk_work *w,
+                       const chunk *c)
 {
-    memset(c->low, 0, sizeof(real) * C * C);
-    memset(c->att, 0, sizeof(real) * C * C);
-    for (int64_t i = 0; i < C; i++)
-        for (int64_t d = 0; d < w->Kp; d++)
-            w->kt[d * C + i] = c->k[i * w->Kp + d];
-    for (int64_t block = 0; block < C; block += VL) {
-        memset(w->r, 0, sizeof(real) * (size_t)(w->Kp * VL));
-        for (int64_t i = block; i < C; i++) {
-            vec low, att;
-            score_row(c, w, i, block, i < block + VL, &low, &att);
-            v_store(c->low + i * C + block, low);
-            v_store(c->att + i * C + block, att);
+    const token x = token_at(t, at, w->Kp, w->pad);
+    if (t->g_scalar)
+        load_rows(&x, t->scale, true, true, i, w, c);
+    else if (t->e_scalar)
+        load_rows(&x, t->scale, false, true, i, w, c);
+    else
+        load_rows(&x, t->scale, false, false, i, w, c);
+    const int64_t V = t->V;
+    const real *v = t->v + at * t->ldv;
+    panel_row_load(v, V, C, i, w->vw);
+    real *out = w->vw + i * PANEL;
+    for (int64_t p = 0; p < V; p += PANEL, out += C * PANEL) {
+        const int64_t n = V - p < PANEL ? V - p : PANEL;
+        const real beta = t->write ? 0 : x.erase[0];
+        if (t->write) {
+            const real *write = t->write + at * t->ldv + p;
+            SIMD for (int64_t j = 0; j < n; j++) out[j] *= write[j];
+        } else {
+            SIMD for (int64_t j = 0; j < n; j++) out[j] *= beta;
         }
     }
-    /* Lanes above the diagonal are zero except where 0 * NaN was, and L's diagonal is not part of it. */
+}
+
+/* Tokens n .. C-1 of the chunk do not exist. */
+static void load_nothing(int64_t n, const chunk_work *w, const chunk *c)
+{
+    const int64_t Kp = w->Kp;
+    const size_t left = sizeof(real) * (size_t)((C - n) * Kp);
+    real *zero[] = {c->q + n * Kp, c->k + n * Kp, c->kb + n * Kp, c->kq + n * Kp,
+                    c->kq + (C + n) * Kp};
+    for (size_t z = 0; z < sizeof zero / sizeof *zero; z++)
+        memset(zero[z], 0, left);
+    for (int64_t j = n * Kp; j < C * Kp; j++) {
+        c->a[j] = 1;
+        c->eg[j] = c->eg[j - Kp];
+    }
+    for (int64_t p = 0; p < w->Vp * C; p += C * PANEL)
+        memset(w->vw + p + n * PANEL, 0, sizeof(real) * (size_t)((C - n) * PANEL));
+}
+
+/* e^(G_C - G) and k times it. */
+static void decays_after(int64_t Kp, const chunk *c)
+{
+    for (int64_t d = 0; d < Kp; d += VL) {
+        vec last = v_all(1);
+        for (int64_t j = (C - 1) * Kp + d; j >= 0; j -= Kp) {
+            v_store(c->kr + j, v_load(c->k + j) * last);
+            if (c->last)
+                v_store(c->last + j, last);
+            last *= v_load(c->a + j);
+        }
+    }
+}
+
+#define DB (VB == 64 ? 8 : 4) /* channels in registers */
+
+/* Rows of the scores for tokens block .. block+VL-1 as lanes: sums over DB channels from d, set or added.
+ * r holds k_j e^(G_i - G_j) in lane j < i, and k_j in the others: a key enters before any later decay. */
+K_SPECIAL void score_block(const chunk *c, const real *kt, int64_t Kp, int64_t d, int64_t block,
+                           bool add)
+{
+    vec r[DB];
+    K_UNROLL for (int e = 0; e < DB; e++) r[e] = v_load(kt + e * C + block);
+    for (int64_t i = block; i < C; i++) {
+        const real *a = c->a + i * Kp + d, *kb = c->kb + i * Kp + d, *q = c->q + i * Kp + d;
+        const v_lanes earlier = v_first(i - block < VL ? i - block : VL);
+        vec low[2] = {{0}}, att[2] = {{0}};
+        if (add) {
+            low[0] = v_load(c->low + i * C + block);
+            att[0] = v_load(c->att + i * C + block);
+        }
+        K_UNROLL for (int e = 0; e < DB; e++)
+        {
+            r[e] = v_mul_in(earlier, r[e], v_all(a[e]));
+            low[e & 1] += r[e] * kb[e];
+            att[e & 1] += r[e] * q[e];
+        }
+        v_store(c->low + i * C + block, low[0] + low[1]);
+        v_store(c->att + i * C + block, att[0] + att[1]);
+    }
+}
+
+static void scores(const chunk_work *w, const chunk *c)
+{
+    const int64_t Kp = w->Kp;
+    v_transpose(C, Kp, c->k, Kp, w->kt, C);
+    for (int64_t block = 0; block < C; block += VL) {
+        score_block(c, w->kt, Kp, 0, block, false);
+        for (int64_t d = DB; d < Kp; d += DB)
+            score_block(c, w->kt + d * C, Kp, d, block, true);
+    }
+    /* Above the diagonal, and on that of L, is what r held there: not part of them. */
     for (int64_t i = 0; i < C; i++)
-        for (int64_t j = i; j < C; j++) {
-            c->low[i * C + j] = 0;
-            if (j > i)
-                c->att[i * C + j] = 0;
+        for (int64_t block = 0; block < C; block += VL) {
+            const int64_t n = i - block;
+            real *low = c->low + i * C + block, *att = c->att + i * C + block;
+            v_store(low, v_only(v_first(n < 0 ? 0 : n < VL ? n : VL), v_load(low)));
+            v_store(att, v_only(v_first(n < 0 ? 0 : n + 1 < VL ? n + 1 : VL), v_load(att)));
         }
 }
 
 void ENGK(chunk_load)(const ENG(delta_task) * t, int64_t first, chunk_work *w, chunk *c)
 {
-    const int64_t Kp = w->Kp, Vp = w->Vp, n = t->T - first < C ? t->T - first : C;
-    for (int64_t i = 0; i < n; i++) {
-        load_keys(t, first, i, Kp, c);
-        load_value(t, first, i, Vp, c);
-    }
-    real *zero[] = {c->q, c->k, c->kb};
-    for (size_t z = 0; z < sizeof zero / sizeof *zero; z++)
-        memset(zero[z] + n * Kp, 0, sizeof(real) * (size_t)((C - n) * Kp));
-    for (int64_t j = n * Kp; j < C * Kp; j++)
-        c->a[j] = 1;
-    memset(c->vw + n * Vp, 0, sizeof(real) * (size_t)((C - n) * Vp));
-    decays(Kp, c);
+    const int64_t n = t->T - first < C ? t->T - first : C;
+    for (int64_t i = 0; i < n; i++)
+        load_token(t, first + i, i, w, c);
+    if (n < C)
+        load_nothing(n, w, c);
+    decays_after(w->Kp, c);
     scores(w, c);
 }
 
-/* x = (kb e^G ; q e^G) S, then d of (I + L) d = vw - x[0..C-1]. */
-void ENGK(chunk_solve)(const chunk_work *w, const chunk *c, const real *state)
+/* x [rows, PANEL] = rows of kq times a panel of the state. */
+K_INLINE void times_state(const real *kq, int64_t rows, int64_t Kp, const real *state, k_feed *feed,
+                          real *x)
 {
-    const int64_t Kp = w->Kp, Vp = w->Vp;
-    k_matmul(&(k_mm){.m = 2 * C,
-                     .n = Vp,
-                     .k = Kp,
-                     .a = c->kq,
+    k_matmul(&(k_mm){.m = rows,
+                     .n = PANEL,
+                     .k = 16,
+                     .a = kq,
                      .ra = Kp,
                      .ca = 1,
+                     .blocks = Kp / 16,
+                     .ablock = 16,
                      .b = state,
-                     .ldb = Vp,
-                     .c = w->x,
-                     .ldc = Vp});
-    for (int64_t v = 0; v < Vp; v += VL)
-        for (int64_t i = 0; i < C; i++) {
-            vec d0 = v_load(c->vw + i * Vp + v) - v_load(w->x + i * Vp + v), d1 = {0};
-            const real *low = c->low + i * C;
-            int64_t j = 0;
-            for (; j + 1 < i; j += 2) {
-                d0 -= v_load(c->d + j * Vp + v) * low[j];
-                d1 -= v_load(c->d + (j + 1) * Vp + v) * low[j + 1];
-            }
-            if (j < i)
-                d0 -= v_load(c->d + j * Vp + v) * low[j];
-            v_store(c->d + i * Vp + v, d0 + d1);
-        }
+                     .ldb = PANEL,
+                     .c = x,
+                     .ldc = PANEL,
+                     .feed = feed});
 }
 
-/* S' = Diag(e^G_C) S + Kr^T d. from may be to. */
-void ENGK(chunk_update)(const chunk_work *w, const chunk *c, const real *from, real *to)
+static void add_to_state(const chunk *c, int64_t Kp, const real *d, const real *from, real *to)
 {
-    const int64_t Kp = w->Kp, Vp = w->Vp;
-    if (from != to)
-        memcpy(to, from, sizeof(real) * (size_t)(Kp * Vp));
     k_matmul(&(k_mm){.m = Kp,
-                     .n = Vp,
+                     .n = PANEL,
                      .k = C,
                      .a = c->kr,
                      .ra = 1,
                      .ca = Kp,
-                     .b = c->d,
-                     .ldb = Vp,
+                     .b = d,
+                     .ldb = PANEL,
                      .c = to,
-                     .ldc = Vp,
-                     .add = true,
+                     .ldc = PANEL,
+                     .from = from,
                      .scale = c->eg + (C - 1) * Kp});
 }
 
-void ENGK(state_load)(const ENG(delta_task) * t, const real *from, int64_t Vp, int64_t Kp,
+/* One vector of columns: d by substitution, then o unless it is NULL. Only lower triangles are
+ * multiplied, so that a NaN stays causal. */
+K_SPECIAL void solve(const real *low, const real *att, const real *vw, const real *x, real *d,
+                     real *o)
+{
+    vec r[C];
+    K_REGISTERS for (int i = 0; i < C; i++)
+    {
+        vec sum = v_load(vw + i * PANEL) - v_load(x + i * PANEL);
+        K_REGISTERS for (int j = 0; j < i; j++) sum -= r[j] * low[i * C + j];
+        r[i] = sum;
+        v_store(d + i * PANEL, sum);
+    }
+    if (!o)
+        return;
+    K_REGISTERS for (int i = 0; i < C; i++)
+    {
+        vec sum = v_load(x + (C + i) * PANEL);
+        K_REGISTERS for (int j = 0; j <= i; j++) sum += r[j] * att[i * C + j];
+        v_store(o + i * PANEL, sum);
+    }
+}
+
+static void solve_only(const real *low, const real *vw, const real *x, real *d)
+{
+    for (int64_t v = 0; v < PANEL; v += VL)
+        solve(low, NULL, vw + v, x + v, d + v, NULL);
+}
+
+static void solve_output(const chunk *c, const real *vw, const real *x, real *d, real *o)
+{
+    for (int64_t v = 0; v < PANEL; v += VL)
+        solve(c->low, c->att, vw + v, x + v, d + v, o + v);
+}
+
+void ENGK(chunk_run)(chunk_work *w, const chunk *c, const real *state, real *to, real *o)
+{
+    const int64_t Kp = w->Kp, rows = C * PANEL, panels = w->Vp / PANEL, m = o ? 2 * C : C;
+    for (int64_t p = 0; p < panels; p++) {
+        const real *s = state + p * Kp * PANEL;
+        real *d = c->d + p * rows;
+        times_state(c->kq, m, Kp, s, &w->feed, w->x);
+        if (o)
+            solve_output(c, w->vw + p * rows, w->x, d, o + p * rows);
+        else
+            solve_only(c->low, w->vw + p * rows, w->x, d);
+        if (to)
+            add_to_state(c, Kp, d, s, to + p * Kp * PANEL);
+    }
+}
+
+void ENGK(state_load)(const ENG(delta_task) * t, const real *from, int64_t Kp, int64_t Vp,
                       real *state)
 {
     memset(state, 0, sizeof(real) * (size_t)(Kp * Vp));
     for (int64_t k = 0; from && k < t->K; k++)
-        memcpy(state + k * Vp, from + k * t->V, sizeof(real) * (size_t)t->V);
+        panel_row_load(from + k * t->V, t->V, Kp, k, state);
 }
 
-void ENGK(state_store)(const ENG(delta_task) * t, const real *state, int64_t Vp, real *to)
+void ENGK(state_store)(const ENG(delta_task) * t, const real *state, int64_t Kp, real *to)
 {
     for (int64_t k = 0; k < t->K; k++)
-        memcpy(to + k * t->V, state + k * Vp, sizeof(real) * (size_t)t->V);
+        panel_row_store(state, Kp, k, t->V, to + k * t->V);
 }
 
-/* o = q e^G S + Aqk d. Only the lower triangle is multiplied, so that a NaN stays causal. */
-static void output(const ENG(delta_task) * t, int64_t at, const chunk_work *w, const chunk *c)
+/* Tokens at .. at+C-1 of one head. */
+static void forward(const ENG(delta_task) * t, int64_t at, chunk_work *w, chunk *c, real *state,
+                    real *o)
 {
-    const int64_t Vp = w->Vp;
-    real *o = w->x + C * Vp;
-    for (int64_t v = 0; v < Vp; v += VL)
-        for (int64_t i = 0; i < C; i++) {
-            const real *att = c->att + i * C;
-            vec x = v_load(o + i * Vp + v), y = {0};
-            for (int64_t j = 0; j < i; j += 2) {
-                x += v_load(c->d + j * Vp + v) * att[j];
-                if (j + 1 < i)
-                    y += v_load(c->d + (j + 1) * Vp + v) * att[j + 1];
-            }
-            v_store(o + i * Vp + v, x + y + v_load(c->d + i * Vp + v) * att[i]);
-        }
+    if (t->saved && at % CKPT_ENG_SEGMENT_LEN == 0)
+        ENGK(state_store)(t, state, w->Kp, t->saved + at / CKPT_ENG_SEGMENT_LEN * t->K * t->V);
+    ENGK(chunk_load)(t, at, w, c);
+    ENGK(chunk_run)(w, c, state, state, o);
     for (int64_t i = 0; i < C && at + i < t->T; i++)
-        memcpy(t->o + (at + i) * t->ldv, o + i * Vp, sizeof(real) * (size_t)t->V);
+        panel_row_store(o, C, i, t->V, t->o + (at + i) * t->ldv);
 }
 
-void ENGK(delta_chunk)(const ENG(delta_task) * t, real *scratch)
+/* Chunk by chunk, and each chunk head by head: so rows are read and written that lie side by side. */
+void ENGK(delta_chunk)(const ENG(delta_task) * t, int64_t heads, real *scratch)
 {
-    const int64_t Kp = k_pad(t->K), Vp = k_pad(t->V);
+    const int64_t Kp = k_pad(t->K), Vp = v_pad(t->V), size = Kp * Vp;
+    const int64_t calls = heads * (Vp / PANEL) * (2 * C / MM_R2) * (Kp / 16);
     chunk_work w;
     chunk c;
     chunk_work_take(&w, Kp, Vp, &scratch);
-    chunk_take(&c, Kp, Vp, &scratch);
-    real *state = k_take(&scratch, Kp * Vp);
-    ENGK(state_load)(t, t->state0, Vp, Kp, state);
+    chunk_take(&c, Kp, Vp, false, &scratch);
+    real *o = k_take(&scratch, C * Vp), *state = k_take(&scratch, heads * size);
+    for (int64_t h = 0; h < heads; h++)
+        ENGK(state_load)(t + h, t[h].state0, Kp, Vp, state + h * size);
     for (int64_t at = 0; at < t->T; at += C) {
-        if (t->saved && at % CKPT_ENG_SEGMENT_LEN == 0)
-            ENGK(state_store)(t, state, Vp, t->saved + at / CKPT_ENG_SEGMENT_LEN * t->K * t->V);
-        ENGK(chunk_load)(t, at, &w, &c);
-        ENGK(chunk_solve)(&w, &c, state);
-        output(t, at, &w, &c);
-        ENGK(chunk_update)(&w, &c, state, state);
+        k_feed_clear(&w.feed);
+        feed_inputs(t, heads, at + C, at + 2 * C, true, &w.feed);
+        k_feed_start(&w.feed, calls);
+        for (int64_t h = 0; h < heads; h++)
+            forward(t + h, at, &w, &c, state + h * size, o);
     }
-    if (t->state)
-        ENGK(state_store)(t, state, Vp, t->state);
+    for (int64_t h = 0; h < heads; h++)
+        if (t[h].state)
+            ENGK(state_store)(t + h, state + h * size, Kp, t[h].state);
 }

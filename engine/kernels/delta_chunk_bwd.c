@@ -12,10 +12,10 @@
 #define SIMD _Pragma("omp simd")
 
 typedef struct back {
-    real *states;        /* [CHUNKS, Kp, Vp] at the start of each chunk */
-    real *lam;           /* [Kp, Vp] gradient of the state after the chunk */
-    real *xo;            /* [2C, Vp] -dX, then dO */
-    real *dd;            /* [C, Vp] gradient of d, then dX */
+    real *states;        /* [CHUNKS, Kp, Vp] at the start of each chunk, each in panels */
+    real *lam;           /* [Kp, Vp] in panels: gradient of the state after the chunk */
+    real *xo;            /* [2C, Vp] in panels: -dX, then dO */
+    real *dd;            /* [C, PANEL] Kr lam */
     real *xot;           /* [Vp, 2C] xo transposed */
     real *dt;            /* [Vp, C] d transposed */
     real *score;         /* [2C, C] dL, then dAqk */
@@ -24,14 +24,14 @@ typedef struct back {
     real *dkr;           /* [C, Kp] share of dk that came through kr */
     real *dg;            /* [C, Kp] of G, then of g */
     real *dstate;        /* [Kp] rowsum(lam * S) */
+    real *dx;            /* [Vp] -dX of one token */
 } back;
 
 static void back_take(back *b, int64_t Kp, int64_t Vp, real **at)
 {
     b->states = k_take(at, CHUNKS * Kp * Vp);
-    b->lam = k_take(at, Kp * Vp);
     b->xo = k_take(at, 2 * C * Vp);
-    b->dd = k_take(at, C * Vp);
+    b->dd = k_take(at, C * PANEL);
     b->xot = k_take(at, 2 * C * Vp);
     b->dt = k_take(at, C * Vp);
     b->score = k_take(at, 2 * C * C);
@@ -41,101 +41,106 @@ static void back_take(back *b, int64_t Kp, int64_t Vp, real **at)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = k_take(at, C * Kp);
     b->dstate = k_take(at, Kp);
+    b->dx = k_take(at, Vp);
 }
 
-int64_t ENGK(delta_chunk_scratch)(int64_t K, int64_t V)
+int64_t ENGK(delta_chunk_scratch)(int64_t K, int64_t V, int64_t heads)
 {
-    int64_t Kp = k_pad(K), Vp = k_pad(V);
-    return CHUNKS * chunk_size(Kp, Vp) + chunk_work_size(Kp, Vp) + (CHUNKS + 1) * Kp * Vp +
-           6 * C * Vp + 2 * C * C + 8 * C * Kp + Kp;
+    int64_t Kp = k_pad(K), Vp = v_pad(V);
+    return CHUNKS * chunk_size(Kp, Vp) + chunk_work_size(Kp, Vp) + (CHUNKS + heads) * Kp * Vp +
+           5 * C * Vp + C * PANEL + 2 * C * C + 8 * C * Kp + Kp + Vp + 16;
 }
 
-/* dd = Aqk^T dO + Kr lam, then dX by substitution from the last token; -dX goes before dO in xo. */
-static void solve_back(const chunk_work *w, const chunk *c, back *b)
+/* One vector of columns: dX by substitution from the last token of dd + Aqk^T dO; xo [2C, PANEL] holds dO
+ * in its second half and gets -dX in the first. */
+K_SPECIAL void solve_back(const real *low, const real *att, const real *dd, real *xo)
 {
-    const int64_t Kp = w->Kp, Vp = w->Vp;
-    const real *d_o = b->xo + C * Vp;
-    k_matmul(&(k_mm){.m = C,
-                     .n = Vp,
-                     .k = Kp,
-                     .a = c->kr,
-                     .ra = Kp,
+    vec r[C]; /* -dX */
+    K_REGISTERS for (int i = C - 1; i >= 0; i--)
+    {
+        vec x = v_load(dd + i * PANEL), y = {0};
+        K_REGISTERS for (int j = i; j < C; j++) y += v_load(xo + (C + j) * PANEL) * att[j * C + i];
+        K_REGISTERS for (int j = C - 1; j > i; j--) x += r[j] * low[j * C + i];
+        r[i] = -(x + y);
+        v_store(xo + i * PANEL, r[i]);
+    }
+}
+
+static void values_back(const chunk_work *w, const chunk *c, back *b)
+{
+    const int64_t Kp = w->Kp;
+    for (int64_t p = 0; p < w->Vp / PANEL; p++) {
+        real *xo = b->xo + p * 2 * C * PANEL;
+        k_matmul(&(k_mm){.m = C,
+                         .n = PANEL,
+                         .k = Kp,
+                         .a = c->kr,
+                         .ra = Kp,
+                         .ca = 1,
+                         .b = b->lam + p * Kp * PANEL,
+                         .ldb = PANEL,
+                         .c = b->dd,
+                         .ldc = PANEL});
+        for (int64_t v = 0; v < PANEL; v += VL)
+            solve_back(c->low, c->att, b->dd + v, xo + v);
+        v_transpose(2 * C, PANEL, xo, PANEL, b->xot + p * PANEL * 2 * C, 2 * C);
+        v_transpose(C, PANEL, c->d + p * C * PANEL, PANEL, b->dt + p * PANEL * C, C);
+    }
+}
+
+/* out [m, n] = a [m, Vp] in panels of `rows` rows, times b [Vp, n]. */
+K_SPECIAL void over_values(int64_t m, int64_t n, int64_t Vp, const real *a, int64_t rows,
+                           const real *b, k_feed *feed, real *out)
+{
+    k_matmul(&(k_mm){.m = m,
+                     .n = n,
+                     .k = PANEL,
+                     .a = a,
+                     .ra = PANEL,
                      .ca = 1,
-                     .b = b->lam,
-                     .ldb = Vp,
-                     .c = b->dd,
-                     .ldc = Vp});
-    for (int64_t v = 0; v < Vp; v += VL)
-        for (int64_t i = C - 1; i >= 0; i--) {
-            vec x = v_load(b->dd + i * Vp + v), y = v_load(d_o + i * Vp + v) * c->att[i * C + i];
-            for (int64_t j = i + 1; j < C; j++) {
-                y += v_load(d_o + j * Vp + v) * c->att[j * C + i];
-                x -= v_load(b->dd + j * Vp + v) * c->low[j * C + i];
-            }
-            x += y;
-            v_store(b->dd + i * Vp + v, x);
-            v_store(b->xo + i * Vp + v, -x);
-        }
+                     .blocks = Vp / PANEL,
+                     .ablock = rows * PANEL,
+                     .b = b,
+                     .ldb = n,
+                     .c = out,
+                     .ldc = n,
+                     .feed = feed});
 }
 
-/* to [n, rows] = from [rows, n] transposed, rows of `to` have ldt elements. */
-static void transpose(int64_t rows, int64_t n, const real *from, int64_t ldf, real *to, int64_t ldt)
+static void score_gradients(int64_t Vp, back *b)
 {
-    for (int64_t j = 0; j < n; j++)
-        for (int64_t i = 0; i < rows; i++)
-            to[j * ldt + i] = from[i * ldf + j];
-}
-
-/* Everything that contracts over V: score gradients, gradients of kq and kr, rowsum(lam * S). */
-static void contract_values(const chunk_work *w, const chunk *c, const real *state, back *b)
-{
-    const int64_t Kp = w->Kp, Vp = w->Vp;
-    transpose(2 * C, Vp, b->xo, Vp, b->xot, 2 * C);
-    transpose(C, Vp, c->d, Vp, b->dt, C);
-    k_matmul(&(k_mm){.m = 2 * C,
-                     .n = C,
-                     .k = Vp,
-                     .a = b->xo,
-                     .ra = Vp,
-                     .ca = 1,
-                     .b = b->dt,
-                     .ldb = C,
-                     .c = b->score,
-                     .ldc = C});
+    over_values(2 * C, C, Vp, b->xo, 2 * C, b->dt, NULL, b->score);
     for (int64_t i = 0; i < C; i++)
-        for (int64_t j = i; j < C; j++) {
-            b->score[i * C + j] = 0;
-            if (j > i)
-                b->score[(C + i) * C + j] = 0;
+        for (int64_t block = 0; block < C; block += VL) {
+            const int64_t n = i - block;
+            real *low = b->score + i * C + block, *att = low + C * C;
+            v_store(low, v_only(v_first(n < 0 ? 0 : n < VL ? n : VL), v_load(low)));
+            v_store(att, v_only(v_first(n < 0 ? 0 : n + 1 < VL ? n + 1 : VL), v_load(att)));
         }
-    k_matmul(&(k_mm){.m = Kp,
-                     .n = 2 * C,
-                     .k = Vp,
-                     .a = state,
-                     .ra = Vp,
-                     .ca = 1,
-                     .b = b->xot,
-                     .ldb = 2 * C,
-                     .c = b->kqt,
-                     .ldc = 2 * C});
-    k_matmul(&(k_mm){.m = Kp,
-                     .n = C,
-                     .k = Vp,
-                     .a = b->lam,
-                     .ra = Vp,
-                     .ca = 1,
-                     .b = b->dt,
-                     .ldb = C,
-                     .c = b->krt,
-                     .ldc = C});
-    for (int64_t k = 0; k < Kp; k++) {
-        vec sum = {0};
-        for (int64_t v = 0; v < Vp; v += VL)
-            sum += v_load(b->lam + k * Vp + v) * v_load(state + k * Vp + v);
-        real total = 0;
-        for (int l = 0; l < VL; l++)
-            total += sum[l];
-        b->dstate[k] = total;
+}
+
+/* What contracts over V against a state, and rowsum(lam * S): 16 channels of the key at a time, whose rows
+ * of S and lam are read while they are near. */
+static void state_gradients(int64_t Kp, int64_t Vp, const real *state, k_feed *feed, back *b)
+{
+    const int64_t panels = Vp / PANEL;
+    for (int64_t k = 0; k < Kp; k += 16) {
+        const real *s = state + k * PANEL, *l = b->lam + k * PANEL;
+        over_values(16, 2 * C, Vp, s, Kp, b->xot, feed, b->kqt + k * 2 * C);
+        over_values(16, C, Vp, l, Kp, b->dt, NULL, b->krt + k * C);
+        for (int64_t i = 0; i < 16; i++) {
+            vec x = {0}, y = {0};
+            for (int64_t p = 0; p < panels; p++) {
+                const int64_t at = (p * Kp + i) * PANEL;
+                x += v_load(l + at) * v_load(s + at);
+                y += v_load(l + at + VL) * v_load(s + at + VL);
+            }
+            real total = 0;
+            x += y;
+            for (int lane = 0; lane < VL; lane++)
+                total += x[lane];
+            b->dstate[k + i] = total;
+        }
     }
 }
 
@@ -143,40 +148,41 @@ static void contract_values(const chunk_work *w, const chunk *c, const real *sta
 static void pairs_down(const chunk *c, const back *b, int64_t Kp, int64_t d)
 {
     vec r[C];
-    for (int64_t i = 0; i < C; i++) {
+    K_REGISTERS for (int i = 0; i < C; i++)
+    {
         const real *low = b->score + i * C, *att = b->score + (C + i) * C;
         const vec a = v_load(c->a + i * Kp + d);
-        vec dq = {0}, dkb = {0};
-        for (int64_t j = 0; j < i; j++) {
+        vec dq = v_load(b->dq + i * Kp + d), dkb = v_load(b->dkb + i * Kp + d);
+        K_REGISTERS for (int j = 0; j < i; j++)
+        {
             r[j] *= a;
             dq += r[j] * att[j];
             dkb += r[j] * low[j];
         }
         r[i] = v_load(c->k + i * Kp + d);
-        dq += r[i] * att[i];
-        v_store(b->dq + i * Kp + d, v_load(b->dq + i * Kp + d) + dq);
-        v_store(b->dkb + i * Kp + d, v_load(b->dkb + i * Kp + d) + dkb);
+        v_store(b->dq + i * Kp + d, dq + r[i] * att[i]);
+        v_store(b->dkb + i * Kp + d, dkb);
     }
 }
 
-/* dk_j += sum_{i>=j} dAqk[i,j] q_i e^(G_i-G_j) + sum_{i>j} dL[i,j] kb_i e^(G_i-G_j). */
+/* dk_j += sum_{i>=j} dAqk[i,j] q_i e^(G_i-G_j) + sum_{i>j} dL[i,j] kb_i e^(G_i-G_j), by Horner's rule in
+ * the decays, for all j at once from the last token. */
 static void pairs_up(const chunk *c, const back *b, int64_t Kp, int64_t d)
 {
-    vec q[C], kb[C];
-    for (int64_t j = C - 1; j >= 0; j--) {
-        vec dk = {0};
-        if (j + 1 < C) {
-            const vec a = v_load(c->a + (j + 1) * Kp + d);
-            for (int64_t i = j + 1; i < C; i++) {
-                q[i] *= a;
-                kb[i] *= a;
-                dk += q[i] * b->score[(C + i) * C + j] + kb[i] * b->score[i * C + j];
-            }
+    vec dk[C];
+    K_REGISTERS for (int i = C - 1; i >= 0; i--)
+    {
+        const real *low = b->score + i * C, *att = b->score + (C + i) * C;
+        const vec q = v_load(c->q + i * Kp + d), kb = v_load(c->kb + i * Kp + d);
+        const vec a = i + 1 < C ? v_load(c->a + (i + 1) * Kp + d) : (vec){0};
+        K_REGISTERS for (int j = 0; j <= i; j++)
+        {
+            vec sum = q * att[j];
+            if (j < i)
+                sum += kb * low[j];
+            dk[j] = i + 1 < C ? dk[j] * a + sum : sum;
         }
-        q[j] = v_load(c->q + j * Kp + d);
-        kb[j] = v_load(c->kb + j * Kp + d);
-        dk += q[j] * b->score[(C + j) * C + j];
-        v_store(b->dk + j * Kp + d, v_load(b->dk + j * Kp + d) + dk);
+        v_store(b->dk + i * Kp + d, v_load(b->dk + i * Kp + d) + dk[i]);
     }
 }
 
@@ -241,9 +247,9 @@ static void channel_decay(const chunk *c, int64_t Kp, back *b)
 static void key_gradients(const chunk_work *w, const chunk *c, bool shared, back *b)
 {
     const int64_t Kp = w->Kp;
-    transpose(Kp, C, b->kqt, 2 * C, b->dkb, Kp);
-    transpose(Kp, C, b->kqt + C, 2 * C, b->dq, Kp);
-    transpose(Kp, C, b->krt, C, b->dkr, Kp);
+    v_transpose(Kp, C, b->kqt, 2 * C, b->dkb, Kp);
+    v_transpose(Kp, C, b->kqt + C, 2 * C, b->dq, Kp);
+    v_transpose(Kp, C, b->krt, C, b->dkr, Kp);
     for (int64_t j = 0; j < C * Kp; j += VL) {
         const vec e = v_load(c->eg + j), kr = v_load(b->dkr + j) * v_load(c->last + j);
         v_store(b->dq + j, v_load(b->dq + j) * e);
@@ -259,6 +265,26 @@ static void key_gradients(const chunk_work *w, const chunk *c, bool shared, back
     }
     if (!shared)
         channel_decay(c, Kp, b);
+}
+
+/* Set, or added to. */
+K_SPECIAL void keys_out(int64_t K, const real *dq, const real *dk, const real *dkb, const real *e,
+                        bool e_scalar, real scale, bool first, real *oq, real *ok)
+{
+    const real e0 = e[0];
+    if (first) {
+        SIMD for (int64_t d = 0; d < K; d++)
+        {
+            oq[d] = scale * dq[d];
+            ok[d] = dk[d] + (e_scalar ? e0 : e[d]) * dkb[d];
+        }
+    } else {
+        SIMD for (int64_t d = 0; d < K; d++)
+        {
+            oq[d] += scale * dq[d];
+            ok[d] += dk[d] + (e_scalar ? e0 : e[d]) * dkb[d];
+        }
+    }
 }
 
 /* Token i of the chunk, in terms of the inputs. */
@@ -284,16 +310,14 @@ static void store_keys(const ENG(delta_task) * t, int64_t at, int64_t i, int64_t
     } else {
         SIMD for (int64_t d = 0; d < K; d++) og[d] = dg[d];
     }
-    SIMD for (int64_t d = 0; d < K; d++)
-    {
-        real key = dk[d] + (t->e_scalar ? e[0] : e[d]) * dkb[d], query = scale * dq[d];
-        oq[d] = t->first ? query : oq[d] + query;
-        ok[d] = t->first ? key : ok[d] + key;
-    }
+    if (t->e_scalar)
+        keys_out(K, dq, dk, dkb, e, true, scale, t->first, oq, ok);
+    else
+        keys_out(K, dq, dk, dkb, e, false, scale, t->first, oq, ok);
 }
 
-/* Returns the value's share of the gradient of a scalar erase gate. */
-static real store_values(const ENG(delta_task) * t, int64_t at, const real *dx)
+/* minus [V] is -dX. Returns the value's share of the gradient of a scalar erase gate. */
+static real store_values(const ENG(delta_task) * t, int64_t at, const real *minus)
 {
     const int64_t V = t->V;
     const real *v = t->v + at * t->ldv;
@@ -303,75 +327,125 @@ static real store_values(const ENG(delta_task) * t, int64_t at, const real *dx)
         real *dw = t->dwrite + at * t->ldv;
         SIMD for (int64_t d = 0; d < V; d++)
         {
-            dv[d] = w[d] * dx[d];
-            dw[d] = v[d] * dx[d];
+            dv[d] = -(w[d] * minus[d]);
+            dw[d] = -(v[d] * minus[d]);
         }
         return 0;
     }
     const real beta = t->erase[at * t->lde];
     _Pragma("omp simd reduction(+ : sum)") for (int64_t d = 0; d < V; d++)
     {
-        dv[d] = beta * dx[d];
-        sum += v[d] * dx[d];
+        dv[d] = -(beta * minus[d]);
+        sum -= v[d] * minus[d];
     }
     return sum;
 }
 
-static void chunk_back(const ENG(delta_task) * t, int64_t at, const chunk_work *w, const chunk *c,
+/* Rows of what backward of tokens [lo, hi) reads and writes beside its inputs. */
+static void feed_gradients(const ENG(delta_task) * t, int64_t heads, int64_t lo, int64_t hi,
+                           k_feed *f)
+{
+    const ENG(delta_task) *last = t + heads - 1;
+    const int64_t nk = last->q - t->q + t->K, nv = last->v - t->v + t->V;
+    for (int64_t i = lo; i < hi && i < t->T; i++) {
+        k_feed_add(f, t->d_o + i * t->ldv, nv);
+        k_feed_add(f, t->dq + i * t->ldk, nk);
+        k_feed_add(f, t->dk + i * t->ldk, nk);
+        k_feed_add(f, t->dv + i * t->ldv, nv);
+        k_feed_add(f, t->dg + i * t->ldg, last->dg - t->dg + (t->g_scalar ? 1 : t->K));
+        if (!t->e_scalar)
+            k_feed_add(f, t->derase + i * t->lde, last->derase - t->derase + t->K);
+        if (t->write)
+            k_feed_add(f, t->dwrite + i * t->ldv, nv);
+    }
+}
+
+static void chunk_back(const ENG(delta_task) * t, int64_t at, chunk_work *w, const chunk *c,
                        const real *state, back *b)
 {
     const int64_t Kp = w->Kp, Vp = w->Vp, n = t->T - at < C ? t->T - at : C;
-    real *d_o = b->xo + C * Vp;
-    memset(d_o, 0, sizeof(real) * (size_t)(C * Vp));
     for (int64_t i = 0; i < n; i++)
-        memcpy(d_o + i * Vp, t->d_o + (at + i) * t->ldv, sizeof(real) * (size_t)t->V);
-    solve_back(w, c, b);
-    contract_values(w, c, state, b);
+        panel_row_load(t->d_o + (at + i) * t->ldv, t->V, 2 * C, C + i, b->xo);
+    for (int64_t p = 0; n < C && p < Vp / PANEL; p++)
+        memset(b->xo + (p * 2 * C + C + n) * PANEL, 0, sizeof(real) * (size_t)((C - n) * PANEL));
+    values_back(w, c, b);
+    score_gradients(Vp, b);
+    state_gradients(Kp, Vp, state, &w->feed, b);
     key_gradients(w, c, t->g_scalar, b);
     for (int64_t i = 0; i < n; i++) {
-        real share = store_values(t, at + i, b->dd + i * Vp);
+        panel_row_store(b->xo, 2 * C, i, t->V, b->dx);
+        real share = store_values(t, at + i, b->dx);
         store_keys(t, at + i, i, Kp, b, share);
     }
     /* lam = Diag(e^G_C) lam + (q e^G)^T dO - (kb e^G)^T dX */
-    k_matmul(&(k_mm){.m = Kp,
-                     .n = Vp,
-                     .k = 2 * C,
-                     .a = c->kq,
-                     .ra = 1,
-                     .ca = Kp,
-                     .b = b->xo,
-                     .ldb = Vp,
-                     .c = b->lam,
-                     .ldc = Vp,
-                     .add = true,
-                     .scale = c->eg + (C - 1) * Kp});
+    for (int64_t p = 0; p < Vp / PANEL; p++) {
+        real *lam = b->lam + p * Kp * PANEL;
+        k_matmul(&(k_mm){.m = Kp,
+                         .n = PANEL,
+                         .k = 2 * C,
+                         .a = c->kq,
+                         .ra = 1,
+                         .ca = Kp,
+                         .b = b->xo + p * 2 * C * PANEL,
+                         .ldb = PANEL,
+                         .c = lam,
+                         .ldc = PANEL,
+                         .from = lam,
+                         .scale = c->eg + (C - 1) * Kp});
+    }
 }
 
-void ENGK(delta_chunk_bwd)(const ENG(delta_task) * t, real *scratch)
+/* One segment of one head: tokens from lo. Of the head that comes after it, or NULL, the inputs are
+ * fetched, from token `then`. */
+static void segment_back(const ENG(delta_task) * t, int64_t lo, const ENG(delta_task) * next,
+                         int64_t then, chunk_work *w, chunk *c, back *b)
 {
-    const int64_t Kp = k_pad(t->K), Vp = k_pad(t->V), size = Kp * Vp;
+    const int64_t left = (t->T - lo + C - 1) / C, n = left < CHUNKS ? left : CHUNKS;
+    const int64_t size = w->Kp * w->Vp, panels = w->Vp / PANEL;
+    ENGK(state_load)
+    (t, t->saved + lo / CKPT_ENG_SEGMENT_LEN * t->K * t->V, w->Kp, w->Vp, b->states);
+    for (int64_t i = 0; i < n; i++) {
+        real *state = b->states + i * size, *after = i + 1 < n ? state + size : NULL;
+        ENGK(chunk_load)(t, lo + i * C, w, &c[i]);
+        k_feed_clear(&w->feed);
+        feed_gradients(t, 1, lo + i * C, lo + (i + 1) * C, &w->feed);
+        k_feed_start(&w->feed, panels * (C / MM_R2) * (w->Kp / 16));
+        ENGK(chunk_run)(w, &c[i], state, after, NULL);
+    }
+    for (int64_t i = n - 1; i >= 0; i--) {
+        k_feed_clear(&w->feed);
+        if (next)
+            feed_inputs(next, 1, then + (n - 1 - i) * C, then + (n - i) * C, false, &w->feed);
+        k_feed_start(&w->feed, w->Kp / MM_R2 * (2 * C / PANEL) * panels);
+        chunk_back(t, lo + i * C, w, &c[i], b->states + i * size, b);
+    }
+}
+
+void ENGK(delta_chunk_bwd)(const ENG(delta_task) * t, int64_t heads, real *scratch)
+{
+    const int64_t Kp = k_pad(t->K), Vp = v_pad(t->V), size = Kp * Vp;
+    const int64_t seg = CKPT_ENG_SEGMENT_LEN;
     chunk_work w;
     chunk c[CHUNKS];
     back b;
     chunk_work_take(&w, Kp, Vp, &scratch);
     for (int i = 0; i < CHUNKS; i++)
-        chunk_take(&c[i], Kp, Vp, &scratch);
+        chunk_take(&c[i], Kp, Vp, true, &scratch);
     back_take(&b, Kp, Vp, &scratch);
-    ENGK(state_load)(t, t->d_state, Vp, Kp, b.lam);
-    for (int64_t seg = (t->T + CKPT_ENG_SEGMENT_LEN - 1) / CKPT_ENG_SEGMENT_LEN - 1; seg >= 0;
-         seg--) {
-        const int64_t lo = seg * CKPT_ENG_SEGMENT_LEN, left = (t->T - lo + C - 1) / C;
-        const int64_t n = left < CHUNKS ? left : CHUNKS;
-        ENGK(state_load)(t, t->saved + seg * t->K * t->V, Vp, Kp, b.states);
-        for (int64_t i = 0; i < n; i++) {
-            ENGK(chunk_load)(t, lo + i * C, &w, &c[i]);
-            ENGK(chunk_solve)(&w, &c[i], b.states + i * size);
-            if (i + 1 < n)
-                ENGK(chunk_update)(&w, &c[i], b.states + i * size, b.states + (i + 1) * size);
+    real *lam = k_take(&scratch, heads * size);
+    for (int64_t h = 0; h < heads; h++)
+        ENGK(state_load)(t + h, t[h].d_state, Kp, Vp, lam + h * size);
+    for (int64_t lo = (t->T + seg - 1) / seg * seg - seg; lo >= 0; lo -= seg)
+        for (int64_t h = 0; h < heads; h++) {
+            const bool more = h + 1 < heads;
+            b.lam = lam + h * size;
+            segment_back(t + h, lo,
+                         more     ? t + h + 1
+                         : lo > 0 ? t
+                                  : NULL,
+                         more ? lo : lo - seg, &w, c, &b);
         }
-        for (int64_t i = n - 1; i >= 0; i--)
-            chunk_back(t, lo + i * C, &w, &c[i], b.states + i * size, &b);
-    }
-    if (t->dstate0)
-        ENGK(state_store)(t, b.lam, Vp, t->dstate0);
+    for (int64_t h = 0; h < heads; h++)
+        if (t[h].dstate0)
+            ENGK(state_store)(t + h, lam + h * size, Kp, t[h].dstate0);
 }

@@ -51,12 +51,22 @@ static void update(const ENG(delta_task) * t, const token *x, const real *delta,
     }
 }
 
-void ENGK(delta_step)(const ENG(delta_task) * t, real *scratch)
+/* The state [K, V] from `from`, NULL = zeros. */
+static void start(const ENG(delta_task) * t, const real *from, real *state)
+{
+    const size_t bytes = sizeof(real) * (size_t)(t->K * t->V);
+    if (from)
+        memcpy(state, from, bytes);
+    else
+        memset(state, 0, bytes);
+}
+
+static void forward(const ENG(delta_task) * t, real *scratch)
 {
     const int64_t K = t->K, V = t->V;
     token x = {.a = k_take(&scratch, K), .kb = k_take(&scratch, K), .vw = k_take(&scratch, V)};
     real *delta = k_take(&scratch, V), *state = k_take(&scratch, K * V);
-    ENGK(state_load)(t, t->state0, V, K, state);
+    start(t, t->state0, state);
     for (int64_t at = 0; at < t->T; at++) {
         if (t->saved && at % SEG == 0)
             memcpy(t->saved + at / SEG * K * V, state, sizeof(real) * (size_t)(K * V));
@@ -145,7 +155,7 @@ static void store_token(const ENG(delta_task) * t, int64_t at, const adjoint *g)
         de[0] = sum_e;
 }
 
-void ENGK(delta_step_bwd)(const ENG(delta_task) * t, real *scratch)
+static void backward(const ENG(delta_task) * t, real *scratch)
 {
     const int64_t K = t->K, V = t->V, size = K * V;
     token x = {.a = k_take(&scratch, K), .kb = k_take(&scratch, K), .vw = k_take(&scratch, V)};
@@ -156,7 +166,7 @@ void ENGK(delta_step_bwd)(const ENG(delta_task) * t, real *scratch)
                  .ddelta = k_take(&scratch, V)};
     real *delta = k_take(&scratch, SEG * V), *lam = k_take(&scratch, size),
          *states = k_take(&scratch, (SEG + 1) * size);
-    ENGK(state_load)(t, t->d_state, V, K, lam);
+    start(t, t->d_state, lam);
     for (int64_t seg = (t->T + SEG - 1) / SEG - 1; seg >= 0; seg--) {
         const int64_t lo = seg * SEG, n = t->T - lo < SEG ? t->T - lo : SEG;
         memcpy(states, t->saved + seg * size, sizeof(real) * (size_t)size);
@@ -180,4 +190,16 @@ int64_t ENGK(delta_step_scratch)(int64_t K, int64_t V)
 {
     int64_t Kp = k_pad(K), Vp = k_pad(V);
     return 6 * Kp + (SEG + 2) * Vp + (SEG + 2) * (k_pad(K * V) + 16);
+}
+
+void ENGK(delta_step)(const ENG(delta_task) * t, int64_t heads, real *scratch)
+{
+    for (int64_t h = 0; h < heads; h++)
+        forward(t + h, scratch);
+}
+
+void ENGK(delta_step_bwd)(const ENG(delta_task) * t, int64_t heads, real *scratch)
+{
+    for (int64_t h = 0; h < heads; h++)
+        backward(t + h, scratch);
 }

@@ -21,7 +21,8 @@ typedef struct ENG(delta_task) {
     real *dq, *dk, *dv, *dg, *derase, *dwrite, *dstate0;
 } ENG(delta_task);
 
-typedef void ENG(delta_kernel)(const ENG(delta_task) * t, real *scratch);
+/* `heads` tasks of equal T, K and V, in order; those that share q and k follow each other. */
+typedef void ENG(delta_kernel)(const ENG(delta_task) * t, int64_t heads, real *scratch);
 
 typedef struct ENG(conv_task) {
     int64_t C, W, lo, n; /* channels lo .. lo+n-1, n <= CKPT_ENG_CONV_BLOCK */
@@ -76,7 +77,7 @@ typedef struct ENG(kernels) {
     void (*relu2_bwd)(int64_t n, const real *x, const real *dy, real *dx);
     ENG(delta_kernel) * delta_chunk, *delta_chunk_bwd, *delta_step, *delta_step_bwd;
     /* Scratch of any of these four, in elements. */
-    int64_t (*delta_scratch)(int64_t K, int64_t V);
+    int64_t (*delta_scratch)(int64_t K, int64_t V, int64_t heads);
 } ENG(kernels);
 
 const ENG(kernels) * ENG(kernels_for)(ckpt_eng_isa isa);
@@ -117,9 +118,9 @@ void ENGK(swiglu_bwd)(int64_t n, const real *gate, const real *up, real clamp, c
 void ENGK(relu2)(int64_t n, const real *x, real *y);
 void ENGK(relu2_bwd)(int64_t n, const real *x, const real *dy, real *dx);
 ENG(delta_kernel) ENGK(delta_chunk), ENGK(delta_chunk_bwd), ENGK(delta_step), ENGK(delta_step_bwd);
-int64_t ENGK(delta_scratch)(int64_t K, int64_t V);
+int64_t ENGK(delta_scratch)(int64_t K, int64_t V, int64_t heads);
 int64_t ENGK(delta_step_scratch)(int64_t K, int64_t V);
-int64_t ENGK(delta_chunk_scratch)(int64_t K, int64_t V);
+int64_t ENGK(delta_chunk_scratch)(int64_t K, int64_t V, int64_t heads);
 #endif
 
 #endif

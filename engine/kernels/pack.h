@@ -12,18 +12,6 @@
 
 #include <string.h>
 
-typedef real vec_any __attribute__((vector_size(VB), aligned(CKPT_REAL / 8)));
-
-K_INLINE vec load_any(const real *p)
-{
-    return *(const vec_any *)(const void *)p;
-}
-
-K_INLINE void store_any(real *p, vec v)
-{
-    *(vec_any *)(void *)p = v;
-}
-
 #define PACK_CHUNK (64 / (CKPT_REAL / 8)) /* numbers of a line taken at once: a cache line */
 #define PACK_GROUP 4                      /* panels filled together from rows */
 #define PACK_AHEAD 8                      /* rows fetched ahead */

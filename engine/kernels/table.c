@@ -26,8 +26,8 @@ const ENG(kernels) ENGK(table) = {
     .delta_scratch = ENGK(delta_scratch),
 };
 
-int64_t ENGK(delta_scratch)(int64_t K, int64_t V)
+int64_t ENGK(delta_scratch)(int64_t K, int64_t V, int64_t heads)
 {
-    int64_t step = ENGK(delta_step_scratch)(K, V), chunk = ENGK(delta_chunk_scratch)(K, V);
+    int64_t step = ENGK(delta_step_scratch)(K, V), chunk = ENGK(delta_chunk_scratch)(K, V, heads);
     return step > chunk ? step : chunk;
 }

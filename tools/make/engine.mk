@@ -12,7 +12,7 @@ ENG_FLAGS_v3 := -mavx2 -mfma
 ENG_FLAGS_v4 := -mavx2 -mfma -mavx512f -mavx512dq -mavx512bw -mavx512vl -mprefer-vector-width=512
 # clang says so when a loop that is marked simd calls the C library (f64): expected.
 ENG_OPT   := -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd \
-             -Wno-pass-failed -Iengine $(BLAS_CFLAGS)
+             -Wno-pass-failed -Iengine $(BLAS_CFLAGS) $(if $(SAN),-DCKPT_ROLLED)
 # The runtime of OpenMP is not instrumented: under ThreadSanitizer the engine runs on one thread.
 # Without an OpenMP that links (clang's is a package of its own) it does so too.
 OPENMP    := $(if $(filter thread,$(SAN)),,$(shell echo 'int main(void) { return 0; }' | \
