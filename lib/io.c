@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* From linux/fs.h, which cannot be included beside every libc header. */
@@ -88,6 +89,26 @@ ckpt_status ckpt_pread_full(int fd, void *buf, size_t n, uint64_t offset, ckpt_e
             return ckpt_fail_errno(err, errno, "read of %zu bytes at offset %" PRIu64, n, offset);
         else
             status = ckpt_check_interrupted(err);
+    }
+    return status;
+}
+
+ckpt_status ckpt_preadv_full(int fd, const struct iovec *into, int n, uint64_t offset,
+                             ckpt_err *err)
+{
+    size_t total = 0;
+    for (int i = 0; i < n; i++)
+        total += into[i].iov_len;
+    ckpt_status status = check_range("read", total, offset, err);
+    ssize_t r = status == CKPT_OK ? preadv(fd, into, n, (off_t)offset) : 0;
+    size_t got = r > 0 ? (size_t)r : 0;
+    for (int i = 0; i < n && status == CKPT_OK; i++) { /* what is missing, or says what is wrong */
+        size_t have = into[i].iov_len < got ? into[i].iov_len : got;
+        if (have < into[i].iov_len)
+            status = ckpt_pread_full(fd, (uint8_t *)into[i].iov_base + have, into[i].iov_len - have,
+                                     offset + have, err);
+        got -= have;
+        offset += into[i].iov_len;
     }
     return status;
 }

@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 /* Set by a program's SIGINT/SIGTERM handler. Long loops look at it and return CKPT_E_INTERRUPTED;
  * the ordinary error path then removes what was half written. */
@@ -19,6 +20,10 @@ ckpt_status ckpt_open_read(const char *path, int *fd, uint64_t *size, ckpt_err *
 /* Read exactly n bytes at offset. A short file is CKPT_E_IO "unexpected end of file". */
 ckpt_status ckpt_pread_full(int fd, void *buf, size_t n, uint64_t offset,
                             ckpt_err *err) CKPT_MUST_USE;
+/* The same into n <= CKPT_IOV_MAX pieces of memory, which follow one another in the file. */
+#define CKPT_IOV_MAX 1024
+ckpt_status ckpt_preadv_full(int fd, const struct iovec *into, int n, uint64_t offset,
+                             ckpt_err *err) CKPT_MUST_USE;
 ckpt_status ckpt_pwrite_full(int fd, const void *buf, size_t n, uint64_t offset,
                              ckpt_err *err) CKPT_MUST_USE;
 /* Whole small file, NUL-terminated in *out (not counted), refused above `limit` (CKPT_E_FORMAT). */

@@ -9,6 +9,7 @@
  * certain; bisecting the cuts of one axis after the other then finds the first bad cell. */
 #include "source.h"
 
+#include "cache.h"
 #include "checked.h"
 #include "hole.h"
 #include "io.h"
@@ -255,6 +256,13 @@ done:
     return status;
 }
 
+static ckpt_status past_end(const ckpt_file *f, uint64_t n, uint64_t offset, ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_E_FORMAT,
+                     "%s: read of %" PRIu64 " bytes at offset %" PRIu64 " past end %" PRIu64,
+                     f->path, n, offset, f->size);
+}
+
 ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
                              ckpt_err *err)
 {
@@ -262,13 +270,36 @@ ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t 
         return ckpt_fail(err, CKPT_E_INTERNAL, "file %" PRIu32 " of %zu", file, src->n_files);
     const ckpt_file *f = &src->files[file];
     if (offset > f->size || n > f->size - offset)
-        return ckpt_fail(err, CKPT_E_FORMAT,
-                         "%s: read of %zu bytes at offset %" PRIu64 " past end %" PRIu64, f->path,
-                         n, offset, f->size);
+        return past_end(f, n, offset, err);
     ckpt_status status = src->read_at != NULL ? src->read_at(src, file, buf, n, offset, err)
                                               : ckpt_file_read(f, buf, n, offset, err);
     if (status != CKPT_OK)
         ckpt_err_frame(err, "%s", f->path);
+    else
+        ckpt_cache_passed(src, file, offset + n);
+    return status;
+}
+
+bool ckpt_source_vectored(const ckpt_source *src, uint32_t file)
+{
+    return src->read_at == NULL && file < src->n_files && src->files[file].fd >= 0 &&
+           !src->files[file].sparse;
+}
+
+ckpt_status ckpt_source_readv(ckpt_source *src, uint32_t file, const struct iovec *into, int n,
+                              uint64_t offset, ckpt_err *err)
+{
+    const ckpt_file *f = &src->files[file];
+    uint64_t total = 0;
+    for (int i = 0; i < n; i++)
+        total += into[i].iov_len;
+    if (offset > f->size || total > f->size - offset)
+        return past_end(f, total, offset, err);
+    ckpt_status status = ckpt_preadv_full(f->fd, into, n, offset, err);
+    if (status != CKPT_OK)
+        ckpt_err_frame(err, "%s", f->path);
+    else
+        ckpt_cache_passed(src, file, offset + total);
     return status;
 }
 

@@ -8,7 +8,9 @@
 #include "dtype.h"
 #include "json.h"
 
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/uio.h>
 
 #define CKPT_MAX_RANK 16
 
@@ -97,6 +99,7 @@ typedef struct ckpt_source {
      * front of them, whose name they bear). */
     size_t n_virtual;
     uint64_t cache_bytes;         /* room for what read_at decodes; 0: the container's choice */
+    atomic_ullong *passed;        /* per file, for cache.h; NULL: pages stay */
     unsigned reading;             /* count it up, and what read_at decoded before is decoded anew */
     struct ckpt_derived **packed; /* weights in 4 or 8 bits that were found (derive.h), by name */
     size_t n_packed;
@@ -329,6 +332,10 @@ ckpt_status ckpt_source_warn(ckpt_source *src, ckpt_err *err, const char *fmt, .
     CKPT_PRINTF(3, 4);
 ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
                              ckpt_err *err) CKPT_MUST_USE;
+/* Whether a file can be read into several pieces of memory by one call, and doing so (io.h). */
+bool ckpt_source_vectored(const ckpt_source *src, uint32_t file);
+ckpt_status ckpt_source_readv(ckpt_source *src, uint32_t file, const struct iovec *into, int n,
+                              uint64_t offset, ckpt_err *err) CKPT_MUST_USE;
 /* Compare every replica with the chunk it copies; names of tensors with a different copy are given to
  * differs(self, replica), once a replica. */
 ckpt_status ckpt_replicas_compare(ckpt_source *src,

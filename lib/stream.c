@@ -1,4 +1,5 @@
 /* Reading jobs of the executor: digests of a model, digests of files, visits. */
+#include "cache.h"
 #include "checked.h"
 #include "derive.h"
 #include "gather.h"
@@ -35,6 +36,7 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
     size_t n = model->n_tensors;
     ckpt_gather *gathers = ckpt_arena_array(&scratch, n, sizeof *gathers);
     const char **names = ckpt_arena_array(&scratch, n, sizeof *names);
+    ckpt_cache_stream(model->src, 0);
     if (gathers == NULL || names == NULL) {
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
         goto done;
@@ -232,6 +234,7 @@ ckpt_status ckpt_stream_files(const ckpt_model *model, bool whole, const ckpt_st
                    .owner = owner,
                    .covered = calloc(n + 1, sizeof *f.covered)};
     ckpt_job j = {.run = file_item, .self = &f};
+    ckpt_cache_stream(model->src, 0);
     if (f.covered == NULL || (owner == NULL && !ckpt_share_alone(share)))
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < real; i++)
@@ -307,6 +310,9 @@ ckpt_status ckpt_stream_visit(const ckpt_model *model, const ckpt_model *other,
     ckpt_job j = {.run = visit_item, .self = &v, .n_items = n};
     v.ga = ckpt_arena_array(&arena, n, sizeof *v.ga);
     v.gb = ckpt_arena_array(&arena, n, sizeof *v.gb);
+    ckpt_cache_stream(model->src, 0);
+    if (other != NULL)
+        ckpt_cache_stream(other->src, 0);
     if (v.ga == NULL || v.gb == NULL) {
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
         goto done;

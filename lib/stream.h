@@ -1,10 +1,10 @@
 /* The executor: workers that each read, gather, convert, hash and write their own piece.
  *
- * Work items are (a) pieces of an output file, at most 4 MiB, aligned in the file, in file order,
- * files interleaved; (b) groups of sixteen 1 MiB Merkle leaves of canonical tensors. Buffers come from one
+ * Work items are (a) pieces of output files, some MiB, aligned in the file, in file order, files
+ * interleaved; (b) groups of sixteen 1 MiB Merkle leaves of canonical tensors. Buffers come from one
  * arena allocated before the first item; its size is bounded by `memory`. File digests need file
- * order: each file has a turnstile, and a piece passes it after its data is in memory and before it
- * is written. Results do not depend on the number of threads or on `memory`. */
+ * order: a piece is offered at its file's turnstile when its data is in memory, and is digested there
+ * by whoever serves it. Results do not depend on the number of threads or on `memory`. */
 #ifndef CKPT_STREAM_H
 #define CKPT_STREAM_H
 

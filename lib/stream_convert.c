@@ -18,6 +18,7 @@
  * the literals of its piece and for the pieces of its leaves, only for items that were handed out
  * earlier, so the lowest item in flight never waits. */
 #define _GNU_SOURCE /* O_DIRECT */
+#include "cache.h"
 #include "checked.h"
 #include "crc.h"
 #include "gather.h"
@@ -771,6 +772,7 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
     ckpt_stream_job c = {
         .plan = plan, .arena = arena, .dir = dir, .journal = opts->journal, .share = opts->share};
     *out = (ckpt_convert_result){0};
+    ckpt_cache_stream(plan->model->src, 0);
     if (plan->sink.serial != NULL) { /* one file that is made in order: nothing to divide */
         if (ckpt_share_alone(c.share) || c.share->rank == 0)
             status = ckpt_stream_serial(plan, dir, opts, arena, out, err);
