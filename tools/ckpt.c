@@ -83,6 +83,7 @@ static void program_help(FILE *out)
     static const char end[] =
         "\nckpt COMMAND --help tells its options, ckpt --version what was built in:\n"
         "  ckpt convert kimi/ mg/ --to torch_dist --layout megatron --tp 2\n"
+        "of an option given again with another value the last counts, which is told\n"
         "exit: 0 ok, 1 differs, 2 usage, 3 malformed, 4 refused, 5 I/O, 130 interrupted\n";
     ckpt_buf b = {0};
     ckpt_buf_puts(&b, "usage: ckpt COMMAND ...\n");

@@ -71,8 +71,8 @@ static void examples(const ckpt_command *c, int columns, ckpt_buf *b)
 
 static void whole_help(const ckpt_command *command, int columns, ckpt_buf *b)
 {
-    ckpt_opt_table own = {"options", command->opts, NULL, NULL};
-    ckpt_opt_table global = {"every command", ckpt_global_opts, NULL, NULL};
+    ckpt_opt_table own = {.title = "options", .rows = command->opts};
+    ckpt_opt_table global = {.title = "every command", .rows = ckpt_global_opts};
     head(command, "\n", columns, b);
     ckpt_opts_help(&own, SIZE_MAX, columns, b);
     ckpt_buf_putc(b, '\n');
@@ -104,7 +104,7 @@ static void names(ckpt_buf *b, const char *title, const ckpt_opt *rows, int colu
 /* The first n options, the names of the others, and examples. */
 static void brief_help(const ckpt_command *command, size_t n, int columns, ckpt_buf *b)
 {
-    ckpt_opt_table own = {"options", command->opts, NULL, NULL};
+    ckpt_opt_table own = {.title = "options", .rows = command->opts};
     head(command, "", columns, b);
     ckpt_opts_help(&own, n, columns, b);
     if (command->opts[n].name != NULL)
@@ -224,13 +224,13 @@ ckpt_status ckpt_command_check(const ckpt_command *command, const ckpt_strings *
     ckpt_strings operands = {0};
     void *opts = calloc(1, command->opts_size);
     ckpt_opt_table tables[] = {
-        {"options",       command->opts,    opts,     NULL},
-        {"every command", ckpt_global_opts, &globals, NULL}
+        {"options",       command->opts,    opts,     NULL, NULL},
+        {"every command", ckpt_global_opts, &globals, NULL, NULL}
     };
     if (opts == NULL)
         return ckpt_tool_no_memory(err);
-    ckpt_status status =
-        ckpt_opts_parse(tables, 2, (int)words->n, (char **)(uintptr_t)words->items, &operands, err);
+    ckpt_status status = ckpt_opts_parse(tables, 2, (int)words->n, (char **)(uintptr_t)words->items,
+                                         &operands, NULL, err);
     if (status == CKPT_OK && operands.n > 0)
         status = ckpt_fail(err, CKPT_E_USAGE, "unexpected operand '%s'", operands.items[0]);
     ckpt_strings_release(&operands);
@@ -239,25 +239,38 @@ ckpt_status ckpt_command_check(const ckpt_command *command, const ckpt_strings *
     return status;
 }
 
+/* The rule for all commands: of an option that takes one value the last counts, and one that says something
+ * else than before is told. Flags, lists and repetitions of the same are as they were meant. */
+static void say_again(ckpt_tool *tool, const ckpt_opt_agains *again)
+{
+    for (size_t i = 0; i < again->n && ckpt_ranks_first(); i++)
+        ckpt_tool_warn(tool, "--%s is given again: %s counts, not %s", again->items[i].name,
+                       again->items[i].value, again->items[i].before);
+}
+
 ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv,
                              void (*ready)(ckpt_tool *tool, const void *opts), ckpt_err *err)
 {
     const ckpt_command *command = tool->command;
     ckpt_status status;
-    tool->given =
-        ckpt_arena_array(&tool->arena, count_rows(command->opts) + 1, sizeof *tool->given);
+    const size_t n = count_rows(command->opts) + 1;
+    ckpt_opt_agains again = {0};
+    tool->given = ckpt_arena_array(&tool->arena, n, sizeof *tool->given);
+    const char **values = ckpt_arena_array(&tool->arena, n, sizeof *values);
+    const char **global =
+        ckpt_arena_array(&tool->arena, count_rows(ckpt_global_opts) + 1, sizeof *global);
     void *opts = calloc(1, command->opts_size);
-    if (opts == NULL || tool->given == NULL) {
+    if (opts == NULL || tool->given == NULL || values == NULL || global == NULL) {
         free(opts);
         return ckpt_tool_no_memory(err);
     }
     if (command->defaults != NULL)
         command->defaults(opts);
     ckpt_opt_table tables[] = {
-        {"options",       command->opts,    opts,     tool->given},
-        {"every command", ckpt_global_opts, &tool->g, NULL       }
+        {"options",       command->opts,    opts,     tool->given, values},
+        {"every command", ckpt_global_opts, &tool->g, NULL,        global}
     };
-    CKPT_CHECK(ckpt_opts_parse(tables, 2, argc, argv, &tool->operands, err));
+    CKPT_CHECK(ckpt_opts_parse(tables, 2, argc, argv, &tool->operands, &again, err));
     if (tool->g.help)
         goto done;
     if (tool->g.quiet && tool->g.verbose) {
@@ -271,11 +284,13 @@ ckpt_status ckpt_command_run(ckpt_tool *tool, int argc, char **argv,
     }
     CKPT_CHECK(check_operands(tool, err));
     CKPT_CHECK(ckpt_ranks_allowed(command, err));
+    say_again(tool, &again);
     ready(tool, opts);
     if (tool->g.json)
         ckpt_command_begin_json(tool);
     status = command->run(tool, opts, err);
 done:
+    free(again.items);
     release_lists(command, opts);
     free(opts);
     return status;

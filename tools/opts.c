@@ -196,13 +196,12 @@ static ckpt_status unknown(const ckpt_opt_table *tables, size_t n_tables, const 
 }
 
 static const ckpt_opt *find(const ckpt_opt_table *tables, size_t n_tables, const char *name,
-                            void **base, bool **given)
+                            const ckpt_opt_table **table)
 {
     for (size_t t = 0; t < n_tables; t++) {
         for (const ckpt_opt *o = tables[t].rows; o->name != NULL; o++) {
             if (strcmp(o->name, name) == 0) {
-                *base = tables[t].base;
-                *given = tables[t].given != NULL ? tables[t].given + (o - tables[t].rows) : NULL;
+                *table = &tables[t];
                 return o;
             }
         }
@@ -210,21 +209,41 @@ static const ckpt_opt *find(const ckpt_opt_table *tables, size_t n_tables, const
     return NULL;
 }
 
+/* That it was given, and what was said before; lists take all. */
+static ckpt_status note(const ckpt_opt_table *table, const ckpt_opt *opt, const char *value,
+                        ckpt_opt_agains *again, ckpt_err *err)
+{
+    const size_t row = (size_t)(opt - table->rows);
+    if (table->given != NULL)
+        table->given[row] = true;
+    if (table->values == NULL || value == NULL || opt->kind == CKPT_OPT_LIST)
+        return CKPT_OK;
+    const char *before = table->values[row];
+    table->values[row] = value;
+    if (again == NULL || before == NULL || strcmp(before, value) == 0)
+        return CKPT_OK;
+    void *items = again->items;
+    ckpt_status status = ckpt_grow(&items, &again->cap, again->n + 1, sizeof *again->items, err);
+    again->items = items;
+    if (status == CKPT_OK)
+        again->items[again->n++] = (ckpt_opt_again){opt->name, before, value};
+    return status;
+}
+
 /* One option at argv[0]; *used receives how many arguments it took. */
 static ckpt_status parse_one(const ckpt_opt_table *tables, size_t n_tables, int argc, char **argv,
-                             int *used, ckpt_err *err)
+                             int *used, ckpt_opt_agains *again, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     char name[MAX_WORD + 1];
     const char *text = argv[0] + 2;
     size_t len = strcspn(text, "=");
-    void *base = NULL;
-    bool *given = NULL;
+    const ckpt_opt_table *table = NULL;
     if (len > MAX_WORD)
         return ckpt_fail(err, CKPT_E_USAGE, "unknown option '%s'", argv[0]);
     memcpy(name, text, len);
     name[len] = '\0';
-    const ckpt_opt *opt = find(tables, n_tables, name, &base, &given);
+    const ckpt_opt *opt = find(tables, n_tables, name, &table);
     if (opt == NULL)
         return unknown(tables, n_tables, name, err);
     const char *value = text[len] == '=' ? text + len + 1 : NULL;
@@ -237,15 +256,14 @@ static ckpt_status parse_one(const ckpt_opt_table *tables, size_t n_tables, int 
         value = argv[1];
         *used = 2;
     }
-    CKPT_TRY(store(opt, base, value, err), "option '--%s'", name);
-    if (given != NULL)
-        *given = true;
+    CKPT_TRY(store(opt, table->base, value, err), "option '--%s'", name);
+    CKPT_CHECK(note(table, opt, value, again, err));
 done:
     return status;
 }
 
 ckpt_status ckpt_opts_parse(const ckpt_opt_table *tables, size_t n_tables, int argc, char **argv,
-                            ckpt_strings *operands, ckpt_err *err)
+                            ckpt_strings *operands, ckpt_opt_agains *again, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     bool options = true;
@@ -256,9 +274,9 @@ ckpt_status ckpt_opts_parse(const ckpt_opt_table *tables, size_t n_tables, int a
             options = false;
         } else if (options && strcmp(arg, "-h") == 0) {
             char help[] = "--help", *one[] = {help};
-            CKPT_CHECK(parse_one(tables, n_tables, 1, one, &used, err));
+            CKPT_CHECK(parse_one(tables, n_tables, 1, one, &used, NULL, err));
         } else if (options && arg[0] == '-' && arg[1] == '-') {
-            CKPT_CHECK(parse_one(tables, n_tables, argc - i, argv + i, &used, err));
+            CKPT_CHECK(parse_one(tables, n_tables, argc - i, argv + i, &used, again, err));
         } else if (options && arg[0] == '-' && arg[1] != '\0') {
             return ckpt_fail(err, CKPT_E_USAGE, "unknown option '%s'; options have two dashes",
                              arg);

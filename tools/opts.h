@@ -38,12 +38,26 @@ typedef struct ckpt_opt_table {
     const ckpt_opt *rows; /* ends with name NULL */
     void *base;           /* structure the offsets refer to */
     bool *given;          /* per row: it was on the command line; may be NULL */
+    const char **values;  /* per row: its text there, the last one; may be NULL */
 } ckpt_opt_table;
 
+/* An option of one value that was given again with another one: the last counts, so that an override can be
+ * appended to a command line, and the caller says so. */
+typedef struct ckpt_opt_again {
+    const char *name, *before, *value;
+} ckpt_opt_again;
+
+typedef struct ckpt_opt_agains {
+    ckpt_opt_again *items;
+    size_t n, cap;
+} ckpt_opt_agains;
+
 /* Split argv[0..argc) into options (stored through the tables) and operands. Both arrays end up in
- * the caller's storage; lists grow by malloc and are released with ckpt_strings_release. */
+ * the caller's storage; lists grow by malloc and are released with ckpt_strings_release. again: of tables with
+ * values, in the order of the command line; may be NULL, else its items are freed by the caller. */
 ckpt_status ckpt_opts_parse(const ckpt_opt_table *tables, size_t n_tables, int argc, char **argv,
-                            ckpt_strings *operands, ckpt_err *err) CKPT_MUST_USE;
+                            ckpt_strings *operands, ckpt_opt_agains *again,
+                            ckpt_err *err) CKPT_MUST_USE;
 /* The first n options, texts wrapped to that width (wrap.h). */
 void ckpt_opts_help(const ckpt_opt_table *table, size_t n, int columns, ckpt_buf *out);
 /* "8MiB", "5GB", "4096", "1.5GiB" -> bytes. */

@@ -33,7 +33,7 @@ bool ckpt_ranks_started(void)
     return started_ranks() > 1;
 }
 
-static bool is_first(void)
+bool ckpt_ranks_first(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -55,7 +55,7 @@ ckpt_status ckpt_ranks_allowed(const ckpt_command *command, ckpt_err *err)
         if (ckpt_commands[i]->divides && n < sizeof names)
             n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? ", " : "",
                                   ckpt_commands[i]->name);
-    if (!is_first())
+    if (!ckpt_ranks_first())
         (void)nanosleep(&wait, NULL);
     return ckpt_fail(err, CKPT_E_USAGE,
                      "started by mpirun on %lld ranks, of which each would do all of the work; "

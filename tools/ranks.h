@@ -40,6 +40,8 @@ ckpt_status ckpt_ranks_join(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *
 ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err) CKPT_MUST_USE;
 /* Whether mpirun or its like started this process. */
 bool ckpt_ranks_started(void);
+/* Whether this process is the one of mpirun's ranks that speaks, as its environment says; true without it. */
+bool ckpt_ranks_first(void);
 /* CKPT_E_USAGE if it did and the command does not divide its work: every rank would do all of it. Ranks
  * other than the first wait to be ended before they say so too. */
 ckpt_status ckpt_ranks_allowed(const ckpt_command *command, ckpt_err *err) CKPT_MUST_USE;

@@ -101,6 +101,13 @@ static const char *shuffle(const void *context)
     return run->o->windows != NULL ? "--windows says the order" : NULL;
 }
 
+/* `--cp 1 --cp-mode M`, as a script says that goes through sizes, is how its one rank has it already. */
+static const char *cp_mode(const void *context)
+{
+    const ckpt_train_run *run = context;
+    return run->o->mesh.cp >= 1 ? NULL : "sequences are not cut; --cp N says on how many ranks";
+}
+
 ckpt_status ckpt_train_effects(const ckpt_train_run *run, ckpt_err *err)
 {
     static const ckpt_effect rows[] = {
@@ -125,6 +132,7 @@ ckpt_status ckpt_train_effects(const ckpt_train_run *run, ckpt_err *err)
         {"allow-unknown",     saved    },
         {"peak-tflops",       peak     },
         {"no-shuffle",        shuffle  },
+        {"cp-mode",           cp_mode  },
         {NULL,                NULL     },
     };
     return ckpt_tool_effects(run->tool, rows, run, err);

@@ -59,7 +59,7 @@ const ckpt_opt ckpt_train_rows[] = {
     {"ep",              CKPT_OPT_INT,    AT(mesh.ep),     "N", "ranks that share the experts; divides their number (default 1)", 1, 4096},
     {"cp-mode",         CKPT_OPT_CHOICE, AT(mesh.cp_mode), "heads|chunks", "how: each has some heads of the whole sequence (default), or all heads of a part", 0, 0},
     {"save",            CKPT_OPT_STRING, AT(save),        "DIR", "save checkpoints as DIR/iter_N", 0, 0},
-    {"save-every",      CKPT_OPT_INT,    AT(save_every),  "N", "steps between them, in the background (default: only the last)", 0, INT64_MAX},
+    {"save-every",      CKPT_OPT_INT,    AT(save_every),  "N", "steps between them, in the background (default 0: only the last)", 0, INT64_MAX},
     {"save-format",     CKPT_OPT_LIST,   AT(save_format), "CONTAINER[:LAYOUT][:tp=N...]", "safetensors, torch_dist, torch or hdf5 (default: as the source); repeatable: then in DIR/CONTAINER", 0, 0},
     {"keep",            CKPT_OPT_INT,    AT(keep),        "N", "newest checkpoints of this run that stay (default: all)", 1, INT64_MAX},
     {"force",           CKPT_OPT_FLAG,   AT(force),       NULL, "save in a directory that holds checkpoints of another run", 0, 0},

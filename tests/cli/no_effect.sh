@@ -28,3 +28,18 @@ rc 0 convert $l o --tp 1 --pp 1 --ep 1 --etp 1 --cp 1 --allow-unknown --approxim
 rc 0 inspect $FIXTURES/mcore/legacy_tp1/iter_0000100 --iteration 100
 rc 0 inspect $FIXTURES/mcore/legacy_tp1 --iteration 100
 nothing_but o
+
+# An option of one value that is given again with another: the last counts, and that is told once. A flag, a list
+# and the same again are as they were meant.
+rc 0 convert $l twice --tp 1 --tp=1 --threads 1 --threads 2 --force --force --include '*' --include 'embed*' --to safetensors --to hdf5 --to torch
+[ "$(grep -c 'given again' $ERR)" -eq 3 ] || fail "not each replaced value once: $(cat $ERR)"
+err '^ckpt: convert: warning: --threads is given again: 2 counts, not 1$'
+err '--to is given again: hdf5 counts, not safetensors$'; err -- '--to is given again: torch counts, not hdf5$'
+rc 0 inspect twice; out '^container +torch( |$)'
+rc 0 inspect $l --memory 1GiB --memory 2GiB --quiet; silent
+rc 0 inspect $l --memory 1GiB --memory 2GiB --json; err 'memory is given again: 2GiB'
+OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 rc 2 inspect $l --threads 1 --threads 2; no_err 'again'
+data=(--data "$FIXTURES/fla/corpus.txt" --seq-len 8 --batch 2 --steps 0 --threads 1)
+none train --resume $l "${data[@]}" --cp-mode chunks; err 'sequences are not cut'
+rc 0 train --resume $l "${data[@]}" --cp 1 --cp-mode chunks
+rc 0 train --resume $l "${data[@]}" --launch 1 --launch 2 --save-every 0; err 'launch is given again: 2 counts, not 1'
