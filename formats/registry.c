@@ -96,9 +96,49 @@ static ckpt_status probe_path(const char *path, ckpt_arena *arena, ckpt_probe *p
     return status;
 }
 
+/* "CONTAINER" or "CONTAINER-N", as training names the roots of several formats in one directory. */
+static bool is_format_root(const char *name)
+{
+    for (size_t i = 0; ckpt_containers[i] != NULL; i++) {
+        size_t n = strlen(ckpt_containers[i]->name);
+        if (strncmp(name, ckpt_containers[i]->name, n) == 0 &&
+            (name[n] == '\0' || (name[n] == '-' && name[n + 1] != '\0' &&
+                                 strspn(name + n + 1, "0123456789") == strlen(name + n + 1))))
+            return true;
+    }
+    return false;
+}
+
+/* A save root of several formats: what to open instead. False: it is none, and nothing is said. */
+static bool names_formats(const ckpt_probe *probe, ckpt_err *err)
+{
+    ckpt_arena scratch = {0};
+    ckpt_buf list = {0};
+    size_t n = 0;
+    for (size_t i = 0; probe->is_dir && i < probe->n_names; i++) {
+        ckpt_entry what = CKPT_ENTRY_NONE;
+        char *dir = is_format_root(probe->names[i])
+                        ? ckpt_path_join(&scratch, probe->path, probe->names[i])
+                        : NULL;
+        char *tracker = dir != NULL ? ckpt_path_join(&scratch, dir, CKPT_DCP_TRACKER) : NULL;
+        if (tracker != NULL && ckpt_look(tracker, &what, NULL) == CKPT_OK &&
+            what == CKPT_ENTRY_FILE)
+            ckpt_buf_printf(&list, "%s%s", n++ > 0 ? ", " : "", dir);
+    }
+    if (n > 0)
+        (void)ckpt_fail(err, CKPT_E_USAGE,
+                        "%s: saves of %zu format%s, a directory each: choose one of %s",
+                        probe->path, n, n == 1 ? "" : "s", buf_text(&list));
+    ckpt_buf_release(&list);
+    ckpt_arena_free(&scratch);
+    return n > 0;
+}
+
 static ckpt_status refuse_unknown(const ckpt_probe *probe, ckpt_err *err)
 {
     ckpt_buf known = {0}, found = {0};
+    if (names_formats(probe, err))
+        return CKPT_E_USAGE;
     list_names(&known, NULL, -1, ", ");
     if (probe->is_dir) {
         for (size_t i = 0; i < probe->n_names && i < 4; i++)
@@ -140,8 +180,9 @@ static ckpt_status choose(const ckpt_probe *probe, const ckpt_container **out, c
         return refuse_unknown(probe, err);
     ckpt_buf names = {0};
     list_names(&names, levels, best, " and ");
-    ckpt_status status = ckpt_fail(err, CKPT_E_USAGE, "%s: may be %s: choose one with --from",
-                                   probe->path, buf_text(&names));
+    ckpt_status status =
+        ckpt_fail(err, CKPT_E_USAGE, "%s: may be %s: keep each in a directory of its own",
+                  probe->path, buf_text(&names));
     ckpt_buf_release(&names);
     return status;
 }
@@ -337,6 +378,37 @@ static void name_others(const ckpt_source *src, const ckpt_probe *probe, const c
     ckpt_arena_free(&scratch);
 }
 
+/* What is at the path; of a save root, at its newest iteration, which *path then is. */
+static ckpt_status find_container(ckpt_probe *probe, const ckpt_open_opts *opts, ckpt_arena *arena,
+                                  const char **path, const ckpt_container **out, ckpt_err *err)
+{
+    ckpt_status status;
+    CKPT_CHECK(probe_path(*path, arena, probe, err));
+    const char *inside = *path;
+    CKPT_CHECK(enter_root(probe, opts, arena, &inside, err));
+    if (inside != *path) {
+        *path = inside;
+        CKPT_CHECK(probe_path(*path, arena, probe, err));
+    }
+    CKPT_CHECK(opts->container != NULL ? forced(opts->container, out, err)
+                                       : choose(probe, out, err));
+done:
+    return status;
+}
+
+ckpt_status ckpt_source_probe(const char *path, const ckpt_container **out, ckpt_err *err)
+{
+    static const ckpt_open_opts defaults = {.iteration = -1};
+    ckpt_arena arena = {0};
+    ckpt_probe probe = {0};
+    const char *at = path;
+    ckpt_status status = find_container(&probe, &defaults, &arena, &at, out, err);
+    if (status != CKPT_OK)
+        frame_path(err, path);
+    ckpt_arena_free(&arena);
+    return status;
+}
+
 ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open_opts *opts,
                              ckpt_err *err)
 {
@@ -351,19 +423,9 @@ ckpt_status ckpt_source_open(ckpt_source *src, const char *path, const ckpt_open
         status = ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
         goto done;
     }
-    CKPT_CHECK(probe_path(src->path, &src->arena, &probe, err));
-    const char *inside = src->path;
-    CKPT_CHECK(enter_root(&probe, opts, &src->arena, &inside, err));
-    if (inside != src->path) {
-        src->path = inside;
-        CKPT_CHECK(probe_path(src->path, &src->arena, &probe, err));
-    }
+    CKPT_CHECK(find_container(&probe, opts, &src->arena, &src->path, &src->container, err));
     src->is_dir = probe.is_dir;
     src->root = src->path;
-    if (opts->container != NULL)
-        CKPT_CHECK(forced(opts->container, &src->container, err));
-    else
-        CKPT_CHECK(choose(&probe, &src->container, err));
     CKPT_CHECK(src->container->open(src, opts, err));
     if (src->iteration < 0)
         src->iteration = iteration_of(src->path);

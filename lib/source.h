@@ -302,6 +302,9 @@ static inline bool ckpt_carries_objects(const ckpt_container *from, const ckpt_c
 }
 extern const ckpt_container *const ckpt_containers[]; /* NULL-terminated */
 const ckpt_container *ckpt_container_find(const char *name);
+/* Which container is at a path, without opening it. Errors: as ckpt_source_open has them. */
+ckpt_status ckpt_source_probe(const char *path, const ckpt_container **out,
+                              ckpt_err *err) CKPT_MUST_USE;
 /* Probe, open, sort and validate. opts may be NULL. On error everything is released. Errors:
  * CKPT_E_FORMAT nothing that is known; CKPT_E_USAGE more than one container fits, or an unknown
  * one is forced. */

@@ -148,6 +148,19 @@ static ckpt_status find_root(ckpt_statement *s, const char *model, ckpt_err *err
     return status;
 }
 
+/* What `ckpt verify` cannot tell from another checkpoint, or knows no container for, it never verifies. */
+static ckpt_status check_model(const char *model, ckpt_err *err)
+{
+    const ckpt_container *container;
+    ckpt_err why = {0};
+    ckpt_status status = ckpt_source_probe(model, &container, &why);
+    if (status == CKPT_E_USAGE || status == CKPT_E_FORMAT)
+        return ckpt_fail(err, status, "%s; nothing could verify a signature of it", why.text);
+    if (status != CKPT_OK && err != NULL)
+        *err = why;
+    return status;
+}
+
 static const char *model_name(ckpt_arena *arena, const char *path)
 {
     const char *base = ckpt_basename(path);
@@ -199,6 +212,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
     if (file == NULL)
         CKPT_CHECK(ckpt_signature_path(&tool->arena, model, &file, err));
     CKPT_CHECK(check_target(file, o->force, err));
+    CKPT_CHECK(check_model(model, err));
     CKPT_CHECK(ignore_usual(tool, &s, model, file, o, err));
     CKPT_CHECK(ckpt_statement_list(&s, model, err));
     CKPT_CHECK(check_names(tool, &s, name, err));

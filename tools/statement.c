@@ -10,6 +10,7 @@
 #define PREDICATE "https://model_signing/signature/v1.0"
 #define STATEMENT "https://in-toto.io/Statement/v1"
 #define DEPTH_MAX 64
+#define LINKED_MAX (1 << 17)
 
 ckpt_status ckpt_signature_path(ckpt_arena *arena, const char *model, const char **path,
                                 ckpt_err *err)
@@ -87,37 +88,78 @@ static ckpt_status add(ckpt_statement *s, const char *name, ckpt_err *err)
     return CKPT_OK;
 }
 
+/* The directories that lead to one, so that a link back to them is seen. */
+typedef struct above {
+    const struct above *up;
+    dev_t dev;
+    ino_t ino;
+    int depth;
+    bool linked; /* by a symbolic link on the way */
+} above;
+
+static bool leads_back(const above *up, const struct stat *st)
+{
+    for (; up != NULL; up = up->up)
+        if (up->dev == st->st_dev && up->ino == st->st_ino)
+            return true;
+    return false;
+}
+
+static ckpt_status walk(ckpt_statement *s, const char *dir, const char *below, const above *up,
+                        bool linked, ckpt_err *err);
+
+static ckpt_status take_entry(ckpt_statement *s, const char *path, const char *name,
+                              const above *here, ckpt_err *err)
+{
+    struct stat st;
+    if (ckpt_statement_ignores(s, name))
+        return CKPT_OK;
+    if (lstat(path, &st) != 0)
+        return ckpt_fail_errno(err, errno, "%s", path);
+    const bool link = S_ISLNK(st.st_mode);
+    /* links may lead to the same files on very many ways */
+    if ((link || here->linked) && ++s->n_linked > LINKED_MAX)
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s: symbolic links lead to more than %d files and directories", path,
+                         LINKED_MAX);
+    if (link && s->allow_symlinks && stat(path, &st) != 0)
+        return ckpt_fail_errno(err, errno, "%s", path);
+    if (link && S_ISDIR(st.st_mode) && leads_back(here, &st))
+        return ckpt_fail(err, CKPT_E_UNSUPPORTED,
+                         "%s: a symbolic link back to a directory above it, a loop", path);
+    if (S_ISDIR(st.st_mode))
+        return walk(s, path, name, here, link, err);
+    if (S_ISREG(st.st_mode))
+        return add(s, name, err);
+    return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: %s cannot be signed", path,
+                     link ? "a symbolic link" : "a special file");
+}
+
 /* Recursion is bounded by DEPTH_MAX. */
-static ckpt_status walk(ckpt_statement *s, const char *dir, const char *below, int depth,
-                        ckpt_err *err)
+static ckpt_status walk(ckpt_statement *s, const char *dir, const char *below, const above *up,
+                        bool linked, ckpt_err *err)
 {
     ckpt_status status;
     char **names;
     size_t n;
-    if (depth > DEPTH_MAX)
+    struct stat st;
+    if (stat(dir, &st) != 0)
+        return ckpt_fail_errno(err, errno, "%s", dir);
+    const above here = {.up = up,
+                        .dev = st.st_dev,
+                        .ino = st.st_ino,
+                        .depth = up != NULL ? up->depth + 1 : 0,
+                        .linked = linked || (up != NULL && up->linked)};
+    if (here.depth > DEPTH_MAX)
         return ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: more than %d directories deep", dir,
                          DEPTH_MAX);
     CKPT_CHECK(ckpt_list_dir(dir, &s->arena, &names, &n, err));
     for (size_t i = 0; i < n; i++) {
-        struct stat st;
         char *path = ckpt_path_join(&s->arena, dir, names[i]);
         char *name = ckpt_path_join(&s->arena, below, names[i]);
         if (path == NULL || name == NULL)
             return ckpt_tool_no_memory(err);
-        if (ckpt_statement_ignores(s, name))
-            continue;
-        if (lstat(path, &st) != 0 ||
-            (S_ISLNK(st.st_mode) && s->allow_symlinks && stat(path, &st) != 0))
-            return ckpt_fail_errno(err, errno, "%s", path);
-        if (S_ISDIR(st.st_mode))
-            status = walk(s, path, name, depth + 1, err);
-        else if (S_ISREG(st.st_mode))
-            status = add(s, name, err);
-        else
-            status = ckpt_fail(err, CKPT_E_UNSUPPORTED, "%s: %s cannot be signed", path,
-                               S_ISLNK(st.st_mode) ? "a symbolic link" : "a special file");
-        if (status != CKPT_OK)
-            return status;
+        CKPT_CHECK(take_entry(s, path, name, &here, err));
     }
 done:
     return status;
@@ -139,7 +181,7 @@ ckpt_status ckpt_statement_list(ckpt_statement *s, const char *model, ckpt_err *
     ckpt_entry what;
     ckpt_status status = ckpt_look(model, &what, err);
     if (status == CKPT_OK)
-        status = what == CKPT_ENTRY_DIR ? walk(s, model, "", 0, err) : add(s, ".", err);
+        status = what == CKPT_ENTRY_DIR ? walk(s, model, "", NULL, false, err) : add(s, ".", err);
     if (status == CKPT_OK && s->n_files == 0)
         status = ckpt_fail(err, CKPT_E_FORMAT, "%s: no files", model);
     if (status == CKPT_OK)

@@ -29,6 +29,7 @@ typedef struct ckpt_statement {
     ckpt_arena arena;
     ckpt_resource *files; /* sorted by the components of their names */
     size_t n_files;
+    size_t n_linked;      /* files and directories found through symbolic links */
     const char **ignored; /* relative paths, with what lies below them */
     size_t n_ignored;
     bool allow_symlinks;

@@ -96,3 +96,21 @@ rc 0 verify part --signature ec.pub; no_out 'leaves out'
 bad=$'caf\xe9.txt'; echo x >"m/$bad"
 rc 3 sign m --key ec.pem --signature u.sig; one_line; err 'file .caf.*\.txt. is not UTF-8'; absent u.sig; rm "m/$bad"
 echo x >m/café.txt; rc 0 sign m --key ec.pem --signature u.sig; rc 0 verify m --signature ec.pub --signature-file u.sig
+
+# What nothing could verify is not signed: two checkpoints in one directory, a save root of several formats
+rc 0 convert $k two --layout keep; rc 0 convert $k dcp --to torch_dist --layout keep; cp -r dcp/. two
+rc 2 sign two --key ed.pem; one_line; err 'two: may be safetensors and torch_dist: keep each in a directory of its own; nothing could verify a signature of it$'
+absent two/model.sig
+mkdir formats; mv two/__0_0.distcp formats; mkdir -p formats/hdf5 formats/torch_dist-2 formats/zarr; echo 2 >formats/hdf5/latest_checkpointed_iteration.txt; echo 2 >formats/torch_dist-2/latest_checkpointed_iteration.txt
+rc 2 sign formats --key ed.pem; one_line; err 'formats: saves of 2 formats, a directory each: choose one of formats/hdf5, formats/torch_dist-2; nothing'
+mkdir notes; echo x >notes/README.md; rc 3 sign notes --key ed.pem; one_line; err 'notes: expected a .* found README.md; nothing could verify'
+
+# Loops of links: told, also where they lead nowhere or down many ways; links to one directory are none
+rc 0 convert $k links; mkdir links/a; echo x >links/a/x; ln -s ../a links/a/up; ln -s ../a links/a/up2
+rc 4 sign links --key ed.pem --allow-symlinks; one_line; err 'links/a/up: a symbolic link back to a directory above it, a loop$'
+rm links/a/up links/a/up2; ln -s . links/self; rc 4 sign links --key ed.pem --allow-symlinks; one_line; err 'links/self: a symbolic link back'
+rm links/self; ln -s y links/x; ln -s x links/y; rc 5 sign links --key ed.pem --allow-symlinks; one_line; err 'links/x: Too many levels of symbolic links'
+rm links/x links/y; ln -s a links/b; ln -s a links/c; rc 0 sign links --key ed.pem --allow-symlinks; out '^7 files signed'
+rc 0 verify links --signature ed.pub
+for i in $(seq 24); do mkdir many$i; ln -s ../many$((i + 1)) many$i/l; ln -s ../many$((i + 1)) many$i/r; done; mkdir many25; echo x >many25/x
+ln -s ../many1 links/many; rc 4 sign links --key ed.pem --allow-symlinks --force; one_line; err 'symbolic links lead to more than 131072 files and directories'

@@ -74,3 +74,10 @@ rc 2 train --init "$kimi" "${data[@]}" --steps 1 --reset-optimizer; err '--reset
 # values of the run that is resumed are not the command line's
 rc 0 train --resume "$kimi" "${data[@]}" --steps 1 --optimizer muon --momentum 0.8 --save muon
 rc 0 train --resume muon "${data[@]:0:2}" --steps 2 --momentum 0.8
+
+# several formats in one directory: each is a root of its own, and is named
+rc 0 train --resume "$kimi" "${data[@]}" --steps 1 --save several --save-format hdf5 --save-format torch_dist
+for c in "train --resume several ${data[*]} --steps 2" 'verify several' 'inspect several' 'convert several o'; do
+    rc 2 $c; one_line; err 'several: saves of 2 formats, a directory each: choose one of several/hdf5, several/torch_dist$'
+done
+rc 0 train --resume several/hdf5 "${data[@]:0:2}" --steps 2
