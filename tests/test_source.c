@@ -520,8 +520,10 @@ START_TEST(source_open_two_candidates_ask_for_a_choice)
     (void)put(".metadata", "x", 1);
     (void)put("model.safetensors", "x", 1);
     ck_assert_int_eq(ckpt_source_open(&src, dir, NULL, &err), CKPT_E_USAGE);
-    ck_assert_msg(strstr(err.text, ": may be safetensors and torch_dist: keep each in a directory of its own"),
-                  "%s", err.text);
+    ck_assert_msg(
+        strstr(err.text,
+               ": may be safetensors and torch_dist: keep each in a directory of its own"),
+        "%s", err.text);
     ckpt_open_opts opts = {.iteration = -1, .container = "safetensors"};
     ck_assert_int_eq(ckpt_source_open(&src, dir, &opts, &err), CKPT_E_FORMAT);
     ck_assert_msg(strstr(err.text, "model.safetensors") != NULL, "%s", err.text);

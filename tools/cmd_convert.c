@@ -152,6 +152,11 @@ static ckpt_status open_source(conversion *c, ckpt_err *err)
     }
     if (c->has_old && !c->o->force)
         CKPT_CHECK(ckpt_convert_check_config(&c->model, &c->old, err));
+    const char *odd = c->has_old ? ckpt_tool_odd_layout(&c->tool->arena, &c->model, &c->old) : NULL;
+    if (odd != NULL)
+        CKPT_CHECK(ckpt_report_warn(c->tool, &c->report, err,
+                                    "%s: the manifest contradicts the tensors: %s", c->src_path,
+                                    odd));
 done:
     return status;
 }

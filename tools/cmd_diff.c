@@ -553,6 +553,7 @@ static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
 {
     comparison c = {.tool = tool, .o = opts};
     bool different = false;
+    tool->tells_manifest = true;
     ckpt_status status = diff(&c, &different, err);
     if (status == CKPT_OK && different)
         status = CKPT_E_MISMATCH;

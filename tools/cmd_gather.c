@@ -40,6 +40,8 @@ typedef struct found {
     const char *path;
     size_t part;
     uint64_t size;
+    const char *manifest; /* which says what it must be, or NULL */
+    uint8_t sha256[CKPT_SHA256_LEN];
 } found;
 
 typedef struct gathering {
@@ -111,7 +113,7 @@ static int by_name(const void *a, const void *b)
     return order != 0 ? order : x->part < y->part ? -1 : x->part > y->part;
 }
 
-static const found *find(const gathering *g, const char *name)
+static found *find(const gathering *g, const char *name)
 {
     size_t lo = 0, hi = g->n;
     while (lo < hi) {
@@ -178,14 +180,15 @@ static ckpt_status miss(gathering *g, const char *name, const char *wanted_by, c
     return line != NULL ? ckpt_strings_push(&g->missing, line, err) : ckpt_tool_no_memory(err);
 }
 
-/* `name` beside the file that names it. */
-static ckpt_status want(gathering *g, const found *by, const char *name, ckpt_err *err)
+/* `name` beside the file that names it. *out: the one that is taken, NULL if it is missing. */
+static ckpt_status want(gathering *g, const found *by, const char *name, found **out, ckpt_err *err)
 {
     size_t dir = (size_t)(ckpt_basename(by->name) - by->name);
     const char *full = ckpt_arena_printf(&g->tool->arena, "%.*s%s", (int)dir, by->name, name);
     if (full == NULL)
         return ckpt_tool_no_memory(err);
-    return find(g, full) != NULL ? CKPT_OK : miss(g, full, by->name, err);
+    *out = find(g, full);
+    return *out != NULL ? CKPT_OK : miss(g, full, by->name, err);
 }
 
 static ckpt_status want_index(gathering *g, const found *f, const ckpt_buf *text, ckpt_err *err)
@@ -200,7 +203,8 @@ static ckpt_status want_index(gathering *g, const found *f, const ckpt_buf *text
         if (name == NULL || (last != NULL && strcmp(last, name) == 0))
             continue;
         last = name;
-        CKPT_CHECK(want(g, f, name, err));
+        found *there;
+        CKPT_CHECK(want(g, f, name, &there, err));
     }
 done:
     ckpt_json_free(json);
@@ -213,8 +217,9 @@ static ckpt_status want_metadata(gathering *g, const found *f, const ckpt_buf *t
     ckpt_arena arena = {0};
     ckpt_dcp_meta meta = {0};
     CKPT_TRY(ckpt_dcp_meta_parse(text->data, text->len, &arena, &meta, err), "%s", f->path);
+    found *there;
     for (size_t i = 0; i < meta.n_paths; i++)
-        CKPT_CHECK(want(g, f, meta.paths[i], err));
+        CKPT_CHECK(want(g, f, meta.paths[i], &there, err));
 done:
     ckpt_json_free(meta.policy);
     ckpt_arena_free(&arena);
@@ -226,8 +231,23 @@ static ckpt_status want_manifest(gathering *g, const found *f, ckpt_err *err)
     ckpt_status status;
     ckpt_manifest m = {0};
     CKPT_TRY(ckpt_manifest_read(f->path, &m, err), "%s", f->path);
-    for (size_t i = 0; i < m.n_files; i++)
-        CKPT_CHECK(want(g, f, m.files[i].name, err));
+    for (size_t i = 0; i < m.n_files; i++) {
+        const ckpt_manifest_file *said = &m.files[i];
+        found *there;
+        CKPT_CHECK(want(g, f, said->name, &there, err));
+        if (there == NULL)
+            continue;
+        if (there->size != said->size) {
+            status =
+                ckpt_fail(err, CKPT_E_MISMATCH, "%s: %llu bytes, %s says %llu", there->path,
+                          (unsigned long long)there->size, f->path, (unsigned long long)said->size);
+            goto done;
+        }
+        if (said->has_sha256) { /* compared while it is copied */
+            there->manifest = f->path;
+            memcpy(there->sha256, said->sha256, CKPT_SHA256_LEN);
+        }
+    }
 done:
     ckpt_manifest_release(&m);
     return status;
@@ -263,8 +283,11 @@ done:
 
 /* ---- writing ------------------------------------------------------------------------------------ */
 
-static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf, ckpt_err *err)
+static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf,
+                              uint8_t digest[CKPT_SHA256_LEN], ckpt_err *err)
 {
+    ckpt_sha256_stream sha;
+    ckpt_sha256_stream_init(&sha);
     for (uint64_t at = 0; at < size;) {
         size_t n = size - at < BLOCK ? (size_t)(size - at) : BLOCK;
         ckpt_status status = ckpt_pread_full(from, buf, n, at, err);
@@ -274,8 +297,10 @@ static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf, ckp
             status = ckpt_check_interrupted(err);
         if (status != CKPT_OK)
             return status;
+        ckpt_sha256_stream_update2(&sha, buf, n, NULL, NULL, 0);
         at += n;
     }
+    ckpt_sha256_stream_final(&sha, digest);
     return CKPT_OK;
 }
 
@@ -301,7 +326,13 @@ static ckpt_status copy_file(gathering *g, const found *f, uint8_t *buf, ckpt_er
         status = ckpt_fail_errno(err, errno, "%s", path);
         goto done;
     }
-    CKPT_TRY(copy_bytes(from, to, size, buf, err), "%s to %s", f->path, path);
+    uint8_t digest[CKPT_SHA256_LEN];
+    CKPT_TRY(copy_bytes(from, to, size, buf, digest, err), "%s to %s", f->path, path);
+    if (f->manifest != NULL && memcmp(digest, f->sha256, sizeof digest) != 0) {
+        status = ckpt_fail(err, CKPT_E_MISMATCH, "%s: contradicts its digest in %s", f->path,
+                           f->manifest);
+        goto done;
+    }
     if (ckpt_sync_fd(to) != 0)
         status = ckpt_fail_errno(err, errno, "%s: fsync", path);
 done:
@@ -431,5 +462,6 @@ const ckpt_command ckpt_cmd_gather = {
     .notes =
         "A file that several parts have must be the same in all. Files that an index, a .metadata\n"
         "or a manifest names and no part has are listed, each with the part whose rank it is\n"
-        "of, and nothing is written without --partial.\n",
+        "of, and nothing is written without --partial. A file that contradicts its digest in the\n"
+        "manifest of the parts is an error.\n",
 };

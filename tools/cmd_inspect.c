@@ -753,6 +753,7 @@ done:
 static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
 {
     inspection in = {.tool = tool, .opts = opts};
+    tool->tells_manifest = true;
     ckpt_status status = inspect(&in, err);
     free(in.dtypes.items);
     free(in.stored_dtypes.items);

@@ -539,6 +539,7 @@ done:
 static ckpt_status run(ckpt_tool *tool, void *opts, ckpt_err *err)
 {
     study s = {.tool = tool, .o = opts};
+    tool->tells_manifest = true;
     ckpt_status status = run_all(&s, err);
     ckpt_data_close(s.data);
     free(s.starts);

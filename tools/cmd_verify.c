@@ -295,6 +295,11 @@ static ckpt_status check_structure(verification *v, ckpt_err *err)
     for (size_t i = 0; i < v->model.n_notes; i++)
         ckpt_verify_warning(v, "%s", v->model.notes[i]);
     ckpt_tied tied = CKPT_TIED_NO_QUESTION;
+    const char *said = v->has_manifest && !replacing(v) && !v->part
+                           ? ckpt_tool_odd_layout(&v->tool->arena, &v->model, &v->manifest)
+                           : NULL;
+    if (said != NULL)
+        ckpt_verify_warning(v, "the manifest contradicts the tensors: %s", said);
     ckpt_status status = v->has_manifest && !replacing(v) ? check_manifest_files(v, err) : CKPT_OK;
     if (status != CKPT_OK)
         return status;

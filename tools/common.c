@@ -208,17 +208,79 @@ static ckpt_status take_mesh(ckpt_model *model, const ckpt_manifest *m, ckpt_err
     return status;
 }
 
+/* A table of the user's is no layout of the program's, and neither is what it wrote. */
+const char *ckpt_tool_odd_layout(ckpt_arena *arena, const ckpt_model *model, const ckpt_manifest *m)
+{
+    if (m->layout == NULL || model->layout == NULL || strcmp(m->layout, model->layout->name) == 0 ||
+        layout_named(m->layout) != NULL)
+        return NULL;
+    return ckpt_arena_printf(arena, "it says layout '%.80s', and the tensors are %s's", m->layout,
+                             model->layout->name);
+}
+
+static const char *other_size(ckpt_arena *arena, const ckpt_model *model, const ckpt_manifest *m)
+{
+    const ckpt_source *src = model->src;
+    for (size_t i = 0; i < ckpt_source_n_real(src); i++) {
+        int64_t at = ckpt_manifest_find_file(m, src->files[i].name);
+        if (at >= 0 && m->files[at].size != src->files[i].size)
+            return ckpt_arena_printf(arena, "%s has %llu bytes, it says %llu", src->files[i].name,
+                                     (unsigned long long)src->files[i].size,
+                                     (unsigned long long)m->files[at].size);
+    }
+    return NULL;
+}
+
+static const char *other_tensor(ckpt_arena *arena, const ckpt_model *model, const ckpt_manifest *m)
+{
+    for (size_t i = 0; i < model->n_tensors && model->layout != NULL && !ckpt_tool_is_fp8(m); i++) {
+        const ckpt_canon *t = &model->tensors[i];
+        int64_t at = ckpt_manifest_find_tensor(m, t->name);
+        const ckpt_manifest_tensor *said = at >= 0 ? &m->tensors[at] : NULL;
+        if (said == NULL)
+            return ckpt_arena_printf(arena, "it does not know tensor '%s'", t->name);
+        if (said->dtype != t->dtype || said->rank != t->rank ||
+            memcmp(said->dims, t->dims, (size_t)t->rank * sizeof *t->dims) != 0)
+            return ckpt_arena_printf(
+                arena, "tensor '%s' is %s %s, it says %s %s", t->name,
+                ckpt_dtype_get(t->dtype)->name, ckpt_shape(arena, t->rank, t->dims),
+                ckpt_dtype_get(said->dtype)->name, ckpt_shape(arena, said->rank, said->dims));
+    }
+    return NULL;
+}
+
+static const char *contradiction(ckpt_arena *arena, const ckpt_model *model, const ckpt_manifest *m)
+{
+    const char *text = ckpt_tool_odd_layout(arena, model, m);
+    text = text != NULL ? text : other_size(arena, model, m);
+    return text != NULL ? text : other_tensor(arena, model, m);
+}
+
+static void tell_manifest(ckpt_tool *tool, const ckpt_model *model, const ckpt_manifest *m,
+                          bool found, const ckpt_err *why)
+{
+    ckpt_arena scratch = {0};
+    const char *path = ckpt_manifest_path(model->src, &scratch);
+    const char *text = found ? contradiction(&scratch, model, m) : NULL;
+    if (why->text[0] != '\0')
+        ckpt_tool_warn(tool, "%s; it is ignored", why->text);
+    else if (text != NULL)
+        ckpt_tool_warn(tool, "%s: contradicts what is there: %s; `ckpt verify` tells all",
+                       path != NULL ? path : model->src->path, text);
+    ckpt_arena_free(&scratch);
+}
+
 ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
                            const ckpt_model_opts *opts, ckpt_err *err)
 {
     static const ckpt_model_opts defaults = {0};
     ckpt_manifest manifest = {0};
     bool found = false, partial = false;
-    (void)tool;
+    ckpt_err unreadable = {0};
     ckpt_model_opts with = opts != NULL ? *opts : defaults;
     opts = &with;
     /* a manifest that cannot be read is reported by the commands that compare with it */
-    if (ckpt_manifest_load(src, &manifest, &found, NULL) != CKPT_OK)
+    if (ckpt_manifest_load(src, &manifest, &found, &unreadable) != CKPT_OK)
         found = false;
     if (found && ckpt_json_child(src->config) == NULL)
         with.config = manifest.config;
@@ -245,6 +307,10 @@ ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
     }
     if (found && status == CKPT_OK)
         status = take_mesh(model, &manifest, err);
+    if (status == CKPT_OK && tool->tells_manifest && tool->manifest_told != src) {
+        tell_manifest(tool, model, &manifest, found, &unreadable);
+        tool->manifest_told = src;
+    }
     ckpt_manifest_release(&manifest);
     if (status != CKPT_OK)
         ckpt_tool_frame(err, src->path);

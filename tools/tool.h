@@ -29,6 +29,10 @@ typedef struct ckpt_tool {
     bool *given;   /* per row of command->opts: it was on the command line */
     bool color;    /* on stdout */
     bool progress; /* a bar may be drawn on stderr */
+    /* A manifest that is damaged, or contradicts what is bound, is told, once a source: by commands that do
+     * without it. Without a look at data: its layout, sizes of files, tensors. */
+    bool tells_manifest;
+    const ckpt_source *manifest_told;
     ckpt_jw json;
     ckpt_arena arena;               /* texts that live as long as the run */
     ckpt_ranks *ranks;              /* NULL: one process */
@@ -71,6 +75,9 @@ void ckpt_tool_frame(ckpt_err *err, const char *path);
 /* Open a source; its error names the path. Warnings are left in src. */
 ckpt_status ckpt_tool_open(ckpt_tool *tool, ckpt_source *src, const char *path, int64_t iteration,
                            ckpt_err *err) CKPT_MUST_USE;
+/* What is odd about the layout that a manifest names for a model. NULL: nothing, or no memory to say it. */
+const char *ckpt_tool_odd_layout(ckpt_arena *arena, const ckpt_model *model,
+                                 const ckpt_manifest *m);
 ckpt_status ckpt_tool_bind(ckpt_tool *tool, ckpt_model *model, ckpt_source *src,
                            const ckpt_model_opts *opts, ckpt_err *err) CKPT_MUST_USE;
 /* The same; but a source that states no configuration and fits no layout by itself, or several, is

@@ -38,7 +38,10 @@ static ckpt_status digest_other(verification *v, ckpt_source *src, ckpt_model *m
     uint8_t root[CKPT_SHA256_LEN];
     bool as_like;
     CKPT_CHECK(ckpt_tool_open(v->tool, src, v->o->against, -1, err));
-    CKPT_CHECK(ckpt_tool_bind_like(v->tool, model, src, &bind, &v->model, &as_like, err));
+    v->tool->tells_manifest = true; /* the other's manifest takes no part */
+    status = ckpt_tool_bind_like(v->tool, model, src, &bind, &v->model, &as_like, err);
+    v->tool->tells_manifest = false;
+    CKPT_CHECK(status);
     ckpt_tensor_hash *hashes =
         ckpt_arena_array(&v->tool->arena, model->n_tensors + 1, sizeof *hashes);
     ckpt_file_hash *files = ckpt_arena_array(&v->tool->arena, src->n_files + 1, sizeof *files);

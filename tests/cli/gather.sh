@@ -44,3 +44,10 @@ rc 0 gather a b --out joined; same_tree hf joined
 rm b/model-00003-of-*.safetensors
 rc 3 gather a b --out x --quiet; one_line; err 'no part has model-00003-of-.*, named by '; absent x
 [ -z "$(ls -A | grep ckpt-tmp)" ] || fail "left behind: $(ls -A)"
+
+# A part that contradicts its own manifest is not copied: by size, by digest; nothing is left
+rc 0 convert $FIXTURES/hf/llama3_tiny own; cp -r own cut; cp -r own bit
+rc 0 gather own --out good; rc 0 verify good --hash --files
+echo >>cut/config.json; rc 1 gather cut --out no; one_line; err 'cut/config.json: [0-9]+ bytes, cut/ckpt.manifest.json says [0-9]+'
+flip bit/model.safetensors 70000; rc 1 gather bit --out no; one_line; err 'bit/model.safetensors: contradicts its digest in bit/ckpt.manifest.json'
+absent no; [ -z "$(ls -A | grep ckpt-tmp)" ] || fail "left: $(ls -A)"

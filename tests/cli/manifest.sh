@@ -49,3 +49,27 @@ rc 1 verify v/model-00002-of-00003.safetensors --hash; out '^failed: model-00002
 rc 1 verify v --write; out 'not written'
 rm v/generation_config.json; rc 0 verify v --write --force --hash; no_out '^failed'
 rc 0 verify v --hash --files --strict
+
+# Commands that do without a manifest say in one line that it is damaged, or contradicts what is there; verify
+# and convert make it an error, or a warning where only its layout is none.
+l=$FIXTURES/hf/llama3_tiny
+rc 0 convert $l odd; rc 0 convert $l even; cp odd/ckpt.manifest.json whole
+study=(study odd --data "$FIXTURES/fla/corpus.txt" --seq-len 8 --batch 2 --steps 0 --only plain)
+told() { # PATTERN: by each of them, in one line
+    for c in 'inspect odd' 'inspect odd --tree' 'diff odd even' 'diff even odd' 'verify even --hash --against odd' "${study[*]}"; do
+        rc 0 $c; [ "$(wc -l <$ERR)" -eq 1 ] || fail "$c: not one line: $(cat $ERR)"; err "^ckpt: ${c%% *}: warning: odd/ckpt.manifest.json: $1"
+    done
+    rc 0 inspect odd --quiet; silent
+    cp whole odd/ckpt.manifest.json
+}
+head -c 300 whole >odd/ckpt.manifest.json; rc 3 verify odd; rc 3 convert odd o; told 'JSON .*; it is ignored$'
+sed 's/"root":"[0-9a-f]/"root":"x/' whole >odd/ckpt.manifest.json; told ".*root.*; it is ignored$"
+sed 's/"manifest_version":1/"manifest_version":9/' whole >odd/ckpt.manifest.json; told 'manifest_version 9, expected 1; it is ignored$'
+sed '/"config.json"/s/"size":[0-9]*/"size":77/' whole >odd/ckpt.manifest.json; told 'contradicts what is there: config.json has [0-9]+ bytes, it says 77; `ckpt verify` tells all$'
+sed 's/"layout":"[^"]*"/"layout":"nonsense"/' whole >odd/ckpt.manifest.json
+rc 0 verify odd; out "warning: the manifest contradicts the tensors: it says layout 'nonsense', and the tensors are hf:llama's"
+rc 1 verify odd --strict; rc 0 convert odd o; err "odd: the manifest contradicts the tensors: it says layout 'nonsense'"
+told "contradicts what is there: it says layout 'nonsense', and the tensors are hf:llama's"
+rc 0 convert odd other --dtype bf16; cp other/ckpt.manifest.json odd; cp even/*.safetensors other/ 2>/dev/null
+rc 0 inspect other model.norm.weight; err "contradicts what is there: (model.safetensors has|tensor '.*' is F32)"
+for c in 'inspect odd' 'diff even even'; do cp whole odd/ckpt.manifest.json; rc 0 $c; silent; done
