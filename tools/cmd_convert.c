@@ -585,7 +585,7 @@ static ckpt_status convert(conversion *c, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(ckpt_convert_apart(c->src_path, c->dst_path, err));
-    CKPT_CHECK(ckpt_ranks_divide(c->tool, err));
+    CKPT_CHECK(ckpt_ranks_divide(c->tool, 0, err));
     CKPT_CHECK(check_options(c, err));
     CKPT_CHECK(open_source(c, err));
     CKPT_CHECK(make_plan(c, err));

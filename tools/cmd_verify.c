@@ -12,61 +12,65 @@
 #define AT(field) offsetof(verify_opts, field)
 static const ckpt_opt rows[] = {
     {"hash",                  CKPT_OPT_FLAG,   AT(hash),                  NULL,                "recompute every digest and compare with the manifest",
-     0,                                                                                                                                                         0   },
-    {"files",                 CKPT_OPT_FLAG,   AT(files),                 NULL,                "also the serial SHA-256 of every file",                      0, 0   },
-    {"write",                 CKPT_OPT_FLAG,   AT(write),                 NULL,                "compute everything and write the manifest",                  0, 0   },
+     0,                                                                                                                                                         0                 },
+    {"files",                 CKPT_OPT_FLAG,   AT(files),                 NULL,                "also the serial SHA-256 of every file",                      0, 0                 },
+    {"write",                 CKPT_OPT_FLAG,   AT(write),                 NULL,                "compute everything and write the manifest",                  0, 0                 },
     {"force",                 CKPT_OPT_FLAG,   AT(force),                 NULL,                "with --write: replace a manifest that disagrees",            0,
-     0                                                                                                                                                              },
+     0                                                                                                                                                                            },
     {"against",               CKPT_OPT_STRING, AT(against),               "MANIFEST|PATH",
-     "compare tensors and configuration with another checkpoint",                                                                                            0, 0   },
-    {"values",                CKPT_OPT_FLAG,   AT(values),                NULL,                "look for NaN and infinities",                                0, 0   },
+     "compare tensors and configuration with another checkpoint",                                                                                            0, 0                 },
+    {"values",                CKPT_OPT_FLAG,   AT(values),                NULL,                "look for NaN and infinities",                                0, 0                 },
     {"duplicates",            CKPT_OPT_FLAG,   AT(duplicates),            NULL,                "list distinct tensors of equal content",                     0,
-     0                                                                                                                                                              },
-    {"strict",                CKPT_OPT_FLAG,   AT(strict),                NULL,                "warnings are failures",                                      0, 0   },
+     0                                                                                                                                                                            },
+    {"strict",                CKPT_OPT_FLAG,   AT(strict),                NULL,                "warnings are failures",                                      0, 0                 },
     {"iteration",             CKPT_OPT_INT,    AT(iteration),             "N",                 "iteration of a save root (default: newest)",                 0,
-     INT64_MAX                                                                                                                                                      },
+     INT64_MAX                                                                                                                                                                    },
     {"allow-unknown",         CKPT_OPT_FLAG,   AT(allow_unknown),         NULL,
-     "accept tensors the model does not have",                                                                                                               0, 0   },
+     "accept tensors the model does not have",                                                                                                               0, 0                 },
     {"allow-unknown-objects", CKPT_OPT_FLAG,   AT(allow_unknown_objects), NULL,
-     "accept pickled objects of unknown classes, unread",                                                                                                    0, 0   },
+     "accept pickled objects of unknown classes, unread",                                                                                                    0, 0                 },
     {"roundtrip",             CKPT_OPT_STRING, AT(roundtrip),             "LAYOUT[,tp=N,...]",
-     "convert in memory to hf, megatron or fla and back: must be equal",                                                                                     0, 0   },
+     "convert in memory to hf, megatron or fla and back: must be equal",                                                                                     0, 0                 },
     {"forward",               CKPT_OPT_FLAG,   AT(forward),               NULL,
-     "run the model forward and backward; with --against compare two",                                                                                       0, 0   },
+     "run the model forward and backward; with --against compare two",                                                                                       0, 0                 },
     {"reference",             CKPT_OPT_STRING, AT(reference),             "FILE",
-     "--forward: compare with a peer's logits and gradients",                                                                                                0, 0   },
+     "--forward: compare with a peer's logits and gradients",                                                                                                0, 0                 },
     {"tokens",                CKPT_OPT_STRING, AT(tokens),                "FILE",              "--forward: token ids, one sequence a line",                  0,
-     0                                                                                                                                                              },
+     0                                                                                                                                                                            },
     {"rtol",                  CKPT_OPT_REAL,   AT(rtol),                  "X",
-     "--forward: allowed relative RMS of logits (reference 2e-5, else 0)",                                                                                   0, 0   },
+     "--forward: allowed relative RMS of logits (reference 2e-5, else 0)",                                                                                   0, 0                 },
     {"grad-rtol",             CKPT_OPT_REAL,   AT(grad_rtol),             "X",
-     "--forward: the same of gradients (reference 2e-4, else 0)",                                                                                            0, 0   },
+     "--forward: the same of gradients (reference 2e-4, else 0)",                                                                                            0, 0                 },
     {"latent-eps",            CKPT_OPT_REAL,   AT(latent_eps),            "X",
-     "--forward: epsilon of MLA's latent norms (default: the model's)",                                                                                      0, 0   },
+     "--forward: epsilon of MLA's latent norms (default: the model's)",                                                                                      0, 0                 },
     {"mtp-coef",              CKPT_OPT_REAL,   AT(mtp_coef),              "X",
-     "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                            0, 0   },
+     "--forward: share of multi-token prediction in the gradients (default 0.1)",                                                                            0, 0                 },
     {"device",                CKPT_OPT_CHOICE, AT(device),                "cpu|cuda",
-     "--forward: where it is computed (default cpu)",                                                                                                        0, 0   },
+     "--forward: where it is computed (default cpu)",                                                                                                        0, 0                 },
     {"dtype",                 CKPT_OPT_CHOICE, AT(dtype),                 "f32|bf16",
-     "--forward on cuda: what products and activations are (default f32)",                                                                                   0, 0   },
+     "--forward on cuda: what products and activations are (default f32)",                                                                                   0, 0                 },
     {"recompute",             CKPT_OPT_FLAG,   AT(recompute),             NULL,
-     "--forward: recompute activations, using less memory",                                                                                                  0, 0   },
+     "--forward: recompute activations, using less memory",                                                                                                  0, 0                 },
     {"tp",                    CKPT_OPT_INT,    AT(tp),                    "N",
-     "--forward on the ranks of mpirun: those that share heads (default: what --cp leaves)",                                                                 1,
-     4096                                                                                                                                                           },
+     "--forward on ranks (--launch, mpirun): those that share heads (default: what --cp leaves)",                                                            1,
+     4096                                                                                                                                                                         },
     {"cp",                    CKPT_OPT_INT,    AT(cp),                    "N",                 "--forward on ranks: those that share sequences (default 1)",
-     1,                                                                                                                                                         4096},
+     1,                                                                                                                                                         4096              },
     {"ep",                    CKPT_OPT_INT,    AT(ep),                    "N",                 "--forward on ranks: those that share experts (default 1)",   1,
-     4096                                                                                                                                                           },
+     4096                                                                                                                                                                         },
+    {"cp-mode",               CKPT_OPT_CHOICE, AT(cp_mode),               "heads|chunks",
+     "how: each has some heads of the whole sequence (default), or all heads of a part",                                                                     0, 0                 },
+    {"launch",                CKPT_OPT_INT,    AT(launch),                "N",
+     "start N ranks on this host, without mpirun, which divide the work",                                                                                    1, CKPT_COMM_HOST_MAX},
     {"policy",                CKPT_OPT_STRING, AT(policy),                "FILE",
-     "--forward: emulate quantisation by these rules instead of the checkpoint's own",                                                                       0, 0   },
+     "--forward: emulate quantisation by these rules instead of the checkpoint's own",                                                                       0, 0                 },
     {"approximate-solve",     CKPT_OPT_INT,    AT(solve),                 "N",
-     "--forward with a policy: invert by a series of N factors, and say how far it is off",                                                                  1, 6   },
+     "--forward with a policy: invert by a series of N factors, and say how far it is off",                                                                  1, 6                 },
     {"signature",             CKPT_OPT_STRING, AT(signature),             "KEY",
-     "check the signature with this public key, before anything else",                                                                                       0, 0   },
+     "check the signature with this public key, before anything else",                                                                                       0, 0                 },
     {"signature-file",        CKPT_OPT_STRING, AT(signature_file),        "FILE",
-     "where it is (default PATH/model.sig, or PATH.sig)",                                                                                                    0, 0   },
-    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                NULL,                                                         0, 0   },
+     "where it is (default PATH/model.sig, or PATH.sig)",                                                                                                    0, 0                 },
+    {NULL,                    CKPT_OPT_FLAG,   0,                         NULL,                NULL,                                                         0, 0                 },
 };
 #undef AT
 
@@ -470,9 +474,16 @@ static const char *no_comparison(const void *context)
                : "nothing is compared without --against or --reference";
 }
 
+static const char *not_cut(const void *context)
+{
+    const verification *v = context;
+    return v->o->cp >= 1 ? NULL : "sequences are not cut; --cp N says on how many ranks";
+}
+
 static ckpt_status check_options(const verification *v, ckpt_err *err)
 {
     static const ckpt_effect rows_of[] = {
+        {"cp-mode",   not_cut      },
         {"force",     no_write     },
         {"rtol",      no_comparison},
         {"grad-rtol", no_comparison},
@@ -484,7 +495,7 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
     bool needs_forward = o->reference != NULL || o->tokens != NULL || o->rtol >= 0 ||
                          o->grad_rtol >= 0 || o->latent_eps > 0 || o->mtp_coef >= 0 ||
                          o->device >= 0 || o->recompute || o->policy != NULL || o->solve > 0 ||
-                         o->tp > 0 || o->cp > 0 || o->ep > 0;
+                         o->tp > 0 || o->cp > 0 || o->ep > 0 || o->cp_mode >= 0;
     if (needs_forward && !o->forward)
         return ckpt_fail(err, CKPT_E_USAGE, "%s needs --forward",
                          o->reference != NULL ? "--reference"
@@ -498,6 +509,7 @@ static ckpt_status check_options(const verification *v, ckpt_err *err)
                          : o->tp > 0          ? "--tp"
                          : o->cp > 0          ? "--cp"
                          : o->ep > 0          ? "--ep"
+                         : o->cp_mode >= 0    ? "--cp-mode"
                                               : "a tolerance");
     if (o->reference != NULL && (o->against != NULL || o->tokens != NULL))
         return ckpt_fail(err, CKPT_E_USAGE,
@@ -556,12 +568,13 @@ done:
     return status;
 }
 
-/* Ranks that run the model together: all of mpirun's, on one batch. */
+/* Ranks that run the model together: all that were started, on one batch. */
 static ckpt_status join_ranks(const verification *v, ckpt_err *err)
 {
     const verify_opts *o = v->o;
     const int64_t size = v->tool->ranks != NULL ? v->tool->ranks->world.size : 1;
-    ckpt_rank_opts mesh = {.tp = o->tp, .cp = o->cp > 0 ? o->cp : 1, .dp = 1, .ep = o->ep};
+    ckpt_rank_opts mesh = {
+        .tp = o->tp, .cp = o->cp > 0 ? o->cp : 1, .dp = 1, .ep = o->ep, .cp_mode = o->cp_mode};
     if (!o->forward)
         return CKPT_OK;
     if (mesh.tp < 1)
@@ -570,7 +583,7 @@ static ckpt_status join_ranks(const verification *v, ckpt_err *err)
         return ckpt_fail(
             err, CKPT_E_USAGE,
             "--forward with tp %lld, cp %lld and ep %lld, and %lld rank%s; start as many "
-            "as tp x cp with mpirun -np",
+            "as tp x cp with --launch or mpirun -np",
             (long long)mesh.tp, (long long)mesh.cp, (long long)(o->ep > 0 ? o->ep : 1),
             (long long)size, ckpt_tool_plural((uint64_t)size));
     return ckpt_ranks_join(v->tool, &mesh, err);
@@ -580,7 +593,7 @@ static ckpt_status verify(verification *v, ckpt_err *err)
 {
     ckpt_status status;
     CKPT_CHECK(check_options(v, err));
-    CKPT_CHECK(ckpt_ranks_divide(v->tool, err));
+    CKPT_CHECK(ckpt_ranks_divide(v->tool, v->o->launch, err));
     CKPT_CHECK(ckpt_tool_device(v->tool, v->o->device, err));
     CKPT_CHECK(join_ranks(v, err));
     if (v->o->signature != NULL) {
@@ -656,14 +669,14 @@ static void defaults(void *opts)
     verify_opts *o = opts;
     o->iteration = -1;
     o->rtol = o->grad_rtol = o->mtp_coef = -1;
-    o->device = o->dtype = -1;
+    o->device = o->dtype = o->cp_mode = -1;
 }
 
-/* A card's driver opens its devices for writing; ranks of mpirun talk over sockets. */
+/* A card's driver opens its devices for writing; ranks of mpirun talk over sockets, others are forked. */
 static bool only_reads(const void *opts)
 {
     const verify_opts *o = opts;
-    return !o->write && o->device < 1 && !ckpt_ranks_started();
+    return !o->write && o->device < 1 && o->launch < 1 && !ckpt_ranks_started();
 }
 
 const ckpt_command ckpt_cmd_verify = {

@@ -166,17 +166,25 @@ static ckpt_status load(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *err)
     return CKPT_OK;
 }
 
+static ckpt_status refuse_both(int64_t launch, ckpt_err *err)
+{
+    if (launch < 1 || started_ranks() == 1)
+        return CKPT_OK;
+    return ckpt_fail(err, CKPT_E_USAGE, "--launch %lld: mpirun has started ranks already",
+                     (long long)launch);
+}
+
 ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks **out,
                             ckpt_err *err)
 {
     *out = NULL;
-    if (o->launch > 0 && started_ranks() > 1)
-        return ckpt_fail(err, CKPT_E_USAGE, "--launch %lld: mpirun has started ranks already",
-                         (long long)o->launch);
+    ckpt_status status = refuse_both(o->launch, err);
+    if (status != CKPT_OK)
+        return status;
     if (started_ranks() == 1 && o->launch < 1 && o->tp <= 1 && o->cp <= 1 && o->dp <= 1 &&
         o->ep <= 1)
         return CKPT_OK;
-    ckpt_status status = load(tool, o, err);
+    status = load(tool, o, err);
     if (status != CKPT_OK)
         return status;
     *out = tool->ranks;
@@ -202,12 +210,13 @@ static ckpt_share share_over(ckpt_comm *c)
     return (ckpt_share){.rank = c->rank, .size = c->size, .allgather = gather_bytes, .self = c};
 }
 
-ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err)
+ckpt_status ckpt_ranks_divide(ckpt_tool *tool, int64_t launch, ckpt_err *err)
 {
-    if (!ckpt_ranks_started())
-        return CKPT_OK;
-    const ckpt_rank_opts none = {0};
-    ckpt_status status = load(tool, &none, err);
+    ckpt_status status = refuse_both(launch, err);
+    if (status != CKPT_OK || (!ckpt_ranks_started() && launch < 1))
+        return status;
+    const ckpt_rank_opts opts = {.launch = launch};
+    status = load(tool, &opts, err);
     if (status != CKPT_OK)
         return status;
     ckpt_ranks *r = tool->ranks;
@@ -258,6 +267,9 @@ void ckpt_ranks_leave(ckpt_tool *tool, bool failed, int code)
     tool->share = NULL;
     if (r == NULL)
         return;
+    /* Its output says what differs: the parent has nothing to add to that exit code. */
+    if (!failed && code != 0 && r->launched.host != NULL && ckpt_ranks_lead(r))
+        (void)ckpt_comm_host_speak(r->launched.host);
     if (failed && r->world.size > 1) {
         fflush(NULL);
         ckpt_comm_abort(&r->saves, code);

@@ -35,9 +35,10 @@ ckpt_status ckpt_ranks_open(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_ranks
  * too (NCCL; ranks that share a card: through the host). Nothing to do in one process. Errors: of
  * ckpt_eng_par_open and ckpt_cuda_comm_open. */
 ckpt_status ckpt_ranks_join(ckpt_tool *tool, const ckpt_rank_opts *o, ckpt_err *err) CKPT_MUST_USE;
-/* The same for a command that divides files and tensors instead of a model: afterwards
- * ckpt_tool_stream says so to the executor. Nothing happens in one process. */
-ckpt_status ckpt_ranks_divide(ckpt_tool *tool, ckpt_err *err) CKPT_MUST_USE;
+/* The same for a command that divides files and tensors instead of a model, on the ranks of mpirun or on
+ * `launch` ranks that are started here: afterwards ckpt_tool_stream says so to the executor. Nothing happens
+ * in one process (launch below 1). */
+ckpt_status ckpt_ranks_divide(ckpt_tool *tool, int64_t launch, ckpt_err *err) CKPT_MUST_USE;
 /* Whether mpirun or its like started this process. */
 bool ckpt_ranks_started(void);
 /* Whether this process is the one of mpirun's ranks that speaks, as its environment says; true without it. */

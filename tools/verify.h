@@ -13,6 +13,8 @@ typedef struct verify_opts {
     double rtol, grad_rtol, latent_eps, mtp_coef; /* below 0 = not given */
     int device, dtype;  /* ckpt_tool_device; f32, bf16. Below 0 = not given */
     int64_t tp, cp, ep; /* of the ranks that run the model; below 1 = not given */
+    int64_t launch;     /* ranks to start here; below 1 = none */
+    int cp_mode;        /* ckpt_eng_cp_mode, -1 = not given */
     int64_t iteration;
 } verify_opts;
 
