@@ -46,7 +46,7 @@ out '^plain '
 
 rc 2 study "$model"; one_line; err '--data FILE is missing'
 rc 2 study "$model" "${small[@]}" --only fp9; one_line; err "--only 'fp9': expected plain, exact_matmul"
-rc 2 study "$model" "${small[@]}" --blocks 60000; one_line; err 'tokens of data, expected 60001 blocks of 65'
+rc 2 study "$model" "${small[@]}" --blocks 60000 --quiet; one_line; err 'tokens of data, expected 60001 blocks of 65'
 rc 0 study "$model" "${small[@]}" --blocks 1; out "^one block: no interval"; no_out "within"
 rc 5 study "$model" "${small[@]}" --policy absent.json; one_line; err 'absent.json'
 rc 4 study "$FIXTURES/hf/llama_tiny_tied" "${small[@]}"; one_line; err "exact_matmul: .*no KDA module"
