@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "checked.h"
+#include "kernels/kernels.h"
 #include "real_math.h"
 
 #define BLOCK_Q 64
@@ -26,6 +27,7 @@ typedef struct job {
     real *scratch;
     int64_t per_worker; /* elements */
     real scale;
+    const ENG(kernels) * kernels;
 } job;
 
 static real scale_of(const ckpt_eng_attention *a)
@@ -73,16 +75,12 @@ static void choose_parts(ckpt_eng *e, job *j)
 
 /* One block of scores against a row's running maximum: s becomes the weights; the row's sum and
  * accumulator are brought to the new maximum. `n` of `width` columns are allowed. */
-static void weigh_row(real *s, int64_t n, int64_t width, real *m, real *l, real *acc, int64_t dv)
+static void weigh_row(const ENG(kernels) * kernels, real *s, int64_t n, int64_t width, real *m,
+                      real *l, real *acc, int64_t dv)
 {
-    real top = *m, sum = 0;
-    for (int64_t j = 0; j < n; j++)
-        top = s[j] > top || s[j] != s[j] ? s[j] : top;
+    real top = kernels->maximum(n, *m, s);
     real keep = *l > 0 ? EXP(*m - top) : 0;
-    for (int64_t j = 0; j < n; j++)
-        s[j] = EXP(s[j] - top);
-    for (int64_t j = 0; j < n; j++)
-        sum += s[j];
+    real sum = kernels->exp_sum(n, top, s, s);
     for (int64_t j = n > 0 ? n : 0; j < width; j++)
         s[j] = 0;
     if (keep != 1)
@@ -116,7 +114,7 @@ static void forward_block(const job *j, const ckpt_eng_part *part, int64_t head,
         for (int64_t r = 0; r < nq; r++) {
             int64_t n = ckpt_min_i64(nk, i0 + r - j0 + 1);
             if (n > 0)
-                weigh_row(s + r * BLOCK_K, n, nk, &m[r], &l[r], acc + r * a->DV, a->DV);
+                weigh_row(j->kernels, s + r * BLOCK_K, n, nk, &m[r], &l[r], acc + r * a->DV, a->DV);
             else
                 for (int64_t c = 0; c < nk; c++)
                     s[r * BLOCK_K + c] = 0;
@@ -162,6 +160,7 @@ ckpt_status ENG(attention)(ckpt_eng *e, const ckpt_eng_attention *a, const ckpt_
     j.per_worker = BLOCK_Q * (BLOCK_K + a->DV);
     j.scratch = ckpt_eng_take(e, e->threads * j.per_worker, sizeof(real));
     j.scale = scale_of(a);
+    j.kernels = ENG(kernels_for)(e->isa);
     status = ckpt_eng_check(e, err);
     if (status == CKPT_OK && !e->dry) {
         first[0] = 0;
@@ -192,15 +191,10 @@ static void softmax_grad(const job *j, const block_pair *b)
         int64_t n = ckpt_min_i64(b->nk, b->i0 + r - b->j0 + 1);
         const real *o = j->o + (t * a->N + b->head) * a->DV;
         const real *d_o = j->d_o + (t * a->N + b->head) * a->DV;
-        real lse = j->lse[t * a->N + b->head], d = 0;
+        real lse = j->lse[t * a->N + b->head], d = j->kernels->dot(a->DV, o, d_o);
         real *p = b->p + r * BLOCK_K, *dp = b->dp + r * BLOCK_K;
-        for (int64_t c = 0; c < a->DV; c++)
-            d += o[c] * d_o[c];
         n = n > 0 ? n : 0;
-        for (int64_t c = 0; c < n; c++)
-            p[c] = EXP(p[c] - lse);
-        for (int64_t c = 0; c < n; c++)
-            dp[c] = p[c] * (dp[c] - d) * j->scale;
+        j->kernels->softmax_bwd(n, lse, d, j->scale, p, dp);
         for (int64_t c = n; c < b->nk; c++)
             p[c] = dp[c] = 0;
     }
@@ -300,6 +294,7 @@ ckpt_status ENG(attention_bwd)(ckpt_eng *e, const ckpt_eng_attention *a, const c
     j.per_worker = 2 * BLOCK_Q * BLOCK_K + BLOCK_K * (a->DK + a->DV);
     j.scratch = ckpt_eng_take(e, e->threads * j.per_worker, sizeof(real));
     j.scale = scale_of(a);
+    j.kernels = ENG(kernels_for)(e->isa);
     status = ckpt_eng_check(e, err);
     if (status == CKPT_OK && !e->dry) {
         int64_t i = 0;

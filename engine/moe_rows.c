@@ -9,7 +9,7 @@
 #include <math.h>
 
 #include "checked.h"
-#include "real_math.h"
+#include "kernels/kernels.h"
 
 #define ROWS 128 /* an item */
 
@@ -26,6 +26,7 @@ typedef struct job {
     int64_t T;
     bool add;
     real *y;
+    const ENG(kernels) * kernels;
 } job;
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -75,12 +76,12 @@ static void forward_rows(void *arg, int64_t item, int worker)
         ENG(gemm)(false, true, n, F, H, 1, x, H, w->gate, H, 0, s->gate + lo * F, F);
     for (int64_t r = 0; r < n; r++) {
         real weight = s->weight[s->slot_of[lo + r]];
-        const real *gate = m->gated ? s->gate + (lo + r) * F : NULL;
-        for (int64_t c = 0; c < F; c++) {
-            real u = up[r * F + c];
-            real a = gate ? gate[c] * ENG(logistic)(gate[c]) * u : u > 0 ? u * u : 0 * u;
-            act[r * F + c] = a * weight;
-        }
+        if (m->gated)
+            j->kernels->swiglu(F, s->gate + (lo + r) * F, up + r * F, 0, act + r * F);
+        else
+            j->kernels->relu2(F, up + r * F, act + r * F);
+        for (int64_t c = 0; c < F; c++)
+            act[r * F + c] *= weight;
     }
     ENG(gemm)(false, true, n, H, F, 1, act, F, w->down, F, 0, j->out + lo * H, H);
 }
@@ -108,7 +109,14 @@ static void run_blocks(const ckpt_eng *e, const job *j, ckpt_eng_fn fn)
 ckpt_status ENG(moe_rows)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T, const ENG(moe_params) * p,
                           const real *x, bool add, real *y, const ENG(moe_saved) * s, ckpt_err *err)
 {
-    job j = {.m = m, .p = p, .s = s, .x = x, .T = T, .add = add, .y = y};
+    job j = {.m = m,
+             .p = p,
+             .s = s,
+             .x = x,
+             .T = T,
+             .add = add,
+             .y = y,
+             .kernels = ENG(kernels_for)(e->isa)};
     int64_t rows = T * m->top_k;
     size_t mark = ckpt_eng_mark(e);
     int64_t *first = ckpt_eng_take(e, m->E + 1, sizeof *first);
@@ -144,23 +152,22 @@ static void backward_rows(void *arg, int64_t item, int worker)
     }
     ENG(gemm)(false, false, n, F, H, 1, dy, H, w->down, F, 0, dup, F); /* of the weighted act */
     for (int64_t r = 0; r < n; r++) {
-        real weight = s->weight[s->slot_of[lo + r]], dw = 0;
+        const real weight = s->weight[s->slot_of[lo + r]], *u = s->up + (lo + r) * F;
+        const real *gate = m->gated ? s->gate + (lo + r) * F : NULL;
+        real *a = act + r * F, *da = dup + r * F;
+        if (gate)
+            j->kernels->swiglu(F, gate, u, 0, a);
+        else
+            j->kernels->relu2(F, u, a);
+        j->dweight[s->slot_of[lo + r]] = j->kernels->dot(F, da, a);
         for (int64_t c = 0; c < F; c++) {
-            int64_t i = r * F + c;
-            real u = s->up[lo * F + i], da = dup[i], a;
-            if (m->gated) {
-                real g = s->gate[lo * F + i], sg = ENG(logistic)(g);
-                a = g * sg * u;
-                j->dgate[lo * F + i] = weight * da * u * sg * (1 + g * (1 - sg));
-                dup[i] = weight * da * g * sg;
-            } else {
-                a = u > 0 ? u * u : 0 * u;
-                dup[i] = u > 0 ? weight * da * 2 * u : 0 * (da + u);
-            }
-            dw += da * a;
-            act[i] = a * weight;
+            a[c] *= weight;
+            da[c] *= weight;
         }
-        j->dweight[s->slot_of[lo + r]] = dw;
+        if (gate)
+            j->kernels->swiglu_bwd(F, gate, u, 0, da, j->dgate + (lo + r) * F, da);
+        else
+            j->kernels->relu2_bwd(F, u, da, da);
     }
 }
 
@@ -202,8 +209,16 @@ ckpt_status ENG(moe_rows_bwd)(ckpt_eng *e, const ckpt_eng_moe *m, int64_t T,
                               bool add, real *dx, wreal *dweight, const ENG(moe_params) * g,
                               ckpt_err *err)
 {
-    job j = {
-        .m = m, .p = p, .g = g, .s = s, .dy = dy, .T = T, .add = add, .y = dx, .dweight = dweight};
+    job j = {.m = m,
+             .p = p,
+             .g = g,
+             .s = s,
+             .dy = dy,
+             .T = T,
+             .add = add,
+             .y = dx,
+             .dweight = dweight,
+             .kernels = ENG(kernels_for)(e->isa)};
     int64_t rows = T * m->top_k;
     size_t mark = ckpt_eng_mark(e);
     int64_t *first = ckpt_eng_take(e, m->E + 1, sizeof *first);

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "checked.h"
+#include "kernels/kernels.h"
 #include "real_math.h"
 
 #define TOKENS 16
@@ -13,24 +14,33 @@ typedef struct job {
     const real *logits, *weight;
     const int32_t *labels;
     real *loss, *dlogits;
+    const ENG(kernels) * kernels;
 } job;
+
+/* Exponents are kept beside their sum where the gradient will take their place. */
+#define PIECE 512
+
+static real sum_exponents(const ENG(kernels) * k, const real *z, int64_t n, real top, real *keep)
+{
+    real piece[PIECE], sum = 0;
+    for (int64_t lo = 0; lo < n; lo += PIECE)
+        sum += k->exp_sum(ckpt_min_i64(PIECE, n - lo), top, z + lo, keep ? keep + lo : piece);
+    return sum;
+}
 
 static void token_loss(const job *j, int64_t t)
 {
     const real *z = j->logits + t * j->V;
     int32_t label = j->labels[t];
-    real top = z[0], sum = 0, at = label < 0 ? 0 : z[label];
-    for (int64_t i = 1; i < j->V; i++)
-        top = z[i] > top || z[i] != z[i] ? z[i] : top;
-    for (int64_t i = 0; i < j->V; i++)
-        sum += EXP(z[i] - top);
+    real *d = j->dlogits ? j->dlogits + t * j->V : NULL; /* may be z */
+    real top = j->kernels->maximum(j->V, z[0], z), at = label < 0 ? 0 : z[label];
+    real sum = sum_exponents(j->kernels, z, j->V, top, d);
     j->loss[t] = label < 0 ? 0 : LOG(sum) - (at - top);
-    if (!j->dlogits)
+    if (d == NULL)
         return;
     real w = label < 0 ? 0 : j->weight[t], scale = w / sum;
-    real *d = j->dlogits + t * j->V;
     for (int64_t i = 0; i < j->V; i++)
-        d[i] = label < 0 ? 0 : EXP(z[i] - top) * scale;
+        d[i] = label < 0 ? 0 : d[i] * scale;
     if (label >= 0)
         d[label] -= w;
 }
@@ -54,7 +64,14 @@ ckpt_status ENG(xent)(ckpt_eng *e, int64_t T, int64_t V, const real *logits, con
             return ckpt_fail(err, CKPT_E_FORMAT, "token %lld: label %d, expected below %lld",
                              (long long)t, labels[t], (long long)V);
     ckpt_eng_parallel(e, (T + TOKENS - 1) / TOKENS, tokens,
-                      &(job){T, V, logits, weight, labels, loss, dlogits});
+                      &(job){.T = T,
+                             .V = V,
+                             .logits = logits,
+                             .weight = weight,
+                             .labels = labels,
+                             .loss = loss,
+                             .dlogits = dlogits,
+                             .kernels = ENG(kernels_for)(e->isa)});
     return CKPT_OK;
 }
 
@@ -67,6 +84,7 @@ typedef struct part {
     real *top, *sum, *at; /* [T]: maximum, sum of exponents, the label's logit less the maximum */
     real *loss, *dlogits;
     int pass;
+    const ENG(kernels) * kernels;
 } part;
 
 static void part_token(const part *j, int64_t t)
@@ -75,22 +93,17 @@ static void part_token(const part *j, int64_t t)
     int64_t label = j->labels[t] - j->lo;
     bool here = j->labels[t] >= 0 && label >= 0 && label < j->n;
     if (j->pass == 0) {
-        real top = z[0];
-        for (int64_t i = 1; i < j->n; i++)
-            top = z[i] > top || z[i] != z[i] ? z[i] : top;
-        j->top[t] = top;
+        j->top[t] = j->kernels->maximum(j->n, z[0], z);
     } else if (j->pass == 1) {
-        real sum = 0;
-        for (int64_t i = 0; i < j->n; i++)
-            sum += EXP(z[i] - j->top[t]);
-        j->sum[t] = sum;
         j->at[t] = here ? z[label] - j->top[t] : 0;
+        j->sum[t] = sum_exponents(j->kernels, z, j->n, j->top[t],
+                                  j->dlogits ? j->dlogits + t * j->n : NULL);
     } else {
         real w = j->labels[t] < 0 ? 0 : j->weight[t], scale = w / j->sum[t];
         real *d = j->dlogits ? j->dlogits + t * j->n : NULL;
         j->loss[t] = j->labels[t] < 0 ? 0 : LOG(j->sum[t]) - j->at[t];
         for (int64_t i = 0; d && i < j->n; i++)
-            d[i] = j->labels[t] < 0 ? 0 : EXP(z[i] - j->top[t]) * scale;
+            d[i] = j->labels[t] < 0 ? 0 : d[i] * scale;
         if (d && here)
             d[label] -= w;
     }
@@ -116,6 +129,7 @@ ckpt_status ENG(xent_part)(ckpt_eng *e, ckpt_comm *c, int64_t T, int64_t V, int6
     j.top = ckpt_eng_take(e, T, sizeof(real));
     j.sum = ckpt_eng_take(e, 2 * T, sizeof(real));
     j.at = j.sum + T;
+    j.kernels = ENG(kernels_for)(e->isa);
     j.loss = loss;
     j.dlogits = dlogits;
     CKPT_CHECK(ckpt_eng_check(e, err));

@@ -216,3 +216,56 @@ void ENGK(relu2_bwd)(int64_t n, const real *x, const real *dy, real *dx)
         dx[i] = 2 * p * dy[i];
     }
 }
+
+/* The larger; NaN if one of them is. */
+static inline real larger(real a, real b)
+{
+    return b > a || b != b ? b : a;
+}
+
+#define LANES 32
+
+real ENGK(maximum)(int64_t n, real top, const real *x)
+{
+    real lane[LANES];
+    int64_t i = 0;
+    for (int64_t l = 0; l < LANES; l++)
+        lane[l] = top;
+    for (; i + LANES <= n; i += LANES)
+        for (int64_t l = 0; l < LANES; l++)
+            lane[l] = larger(lane[l], x[i + l]);
+    for (; i < n; i++)
+        top = larger(top, x[i]);
+    for (int64_t l = 0; l < LANES; l++)
+        top = larger(top, lane[l]);
+    return top;
+}
+
+real ENGK(exp_sum)(int64_t n, real top, const real *x, real *y)
+{
+    real sum = 0;
+    SUM for (int64_t i = 0; i < n; i++)
+    {
+        const real p = k_exp(x[i] - top);
+        y[i] = p;
+        sum += p;
+    }
+    return sum;
+}
+
+void ENGK(softmax_bwd)(int64_t n, real lse, real d, real scale, real *p, real *dp)
+{
+    SIMD for (int64_t i = 0; i < n; i++)
+    {
+        const real q = k_exp(p[i] - lse);
+        p[i] = q;
+        dp[i] = q * (dp[i] - d) * scale;
+    }
+}
+
+real ENGK(dot)(int64_t n, const real *x, const real *y)
+{
+    real sum = 0;
+    SUM for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
+    return sum;
+}

@@ -75,6 +75,13 @@ typedef struct ENG(kernels) {
                        real *dgate, real *dup);
     void (*relu2)(int64_t n, const real *x, real *y);
     void (*relu2_bwd)(int64_t n, const real *x, const real *dy, real *dx);
+    /* Largest of x[0 .. n-1] and `top`; NaN if one of them is. */
+    real (*maximum)(int64_t n, real top, const real *x);
+    /* y = exp(x - top), which may be x; the sum of y. */
+    real (*exp_sum)(int64_t n, real top, const real *x, real *y);
+    /* p = exp(p - lse), dp = p (dp - d) scale. */
+    void (*softmax_bwd)(int64_t n, real lse, real d, real scale, real *p, real *dp);
+    real (*dot)(int64_t n, const real *x, const real *y);
     ENG(delta_kernel) * delta_chunk, *delta_chunk_bwd, *delta_step, *delta_step_bwd;
     /* Scratch of any of these four, in elements. */
     int64_t (*delta_scratch)(int64_t K, int64_t V, int64_t heads);
@@ -117,6 +124,10 @@ void ENGK(swiglu_bwd)(int64_t n, const real *gate, const real *up, real clamp, c
                       real *dgate, real *dup);
 void ENGK(relu2)(int64_t n, const real *x, real *y);
 void ENGK(relu2_bwd)(int64_t n, const real *x, const real *dy, real *dx);
+real ENGK(maximum)(int64_t n, real top, const real *x);
+real ENGK(exp_sum)(int64_t n, real top, const real *x, real *y);
+void ENGK(softmax_bwd)(int64_t n, real lse, real d, real scale, real *p, real *dp);
+real ENGK(dot)(int64_t n, const real *x, const real *y);
 ENG(delta_kernel) ENGK(delta_chunk), ENGK(delta_chunk_bwd), ENGK(delta_step), ENGK(delta_step_bwd);
 int64_t ENGK(delta_scratch)(int64_t K, int64_t V, int64_t heads);
 int64_t ENGK(delta_step_scratch)(int64_t K, int64_t V);
