@@ -17,7 +17,6 @@
  * longest chain of a run, and never waits for somebody to wake up. A worker waits, at a turnstile for
  * the literals of its piece and for the pieces of its leaves, only for items that were handed out
  * earlier, so the lowest item in flight never waits. */
-#define _GNU_SOURCE /* O_DIRECT */
 #include "cache.h"
 #include "checked.h"
 #include "crc.h"
@@ -33,11 +32,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define WAVE_MAX ((uint64_t)8 << 20)   /* bytes of a piece of a lane of several files */
-#define DIRECT_MIN ((uint64_t)1 << 20) /* files from this size on are written with O_DIRECT */
-#define WAVE_KEEP 8 /* slots beside the workers': a leaf of neighbouring files lies in few waves */
-#define PIECE_KEEP 16     /* two pieces of every lane in flight */
-#define OPEN_MAX_FILES 64 /* more are closed after they are created, until their turn */
+#define WAVE_MAX ((uint64_t)8 << 20) /* bytes of a piece of a lane of several files */
+#define WAVE_KEEP 4 /* slots beside the workers': a leaf of neighbouring files lies in few waves */
+#define PIECE_KEEP 16 /* two pieces of every lane in flight */
 
 /* ---- converting -------------------------------------------------------------------------------- */
 
@@ -50,30 +47,6 @@ static void wake_all(ckpt_job *j)
         pthread_mutex_unlock(&c->lanes[i].lock);
     }
     ckpt_window_wake(&c->written.window);
-}
-
-static bool is_done(const ckpt_stream_job *c, size_t f)
-{
-    return c->journal != NULL && c->journal->files[f].done;
-}
-
-static bool is_mine(const ckpt_stream_job *c, size_t f)
-{
-    return c->owner == NULL || c->owner[f] == c->share->rank;
-}
-
-/* First segment that ends after `offset`. */
-static size_t seg_at(const ckpt_out_file *file, uint64_t offset)
-{
-    size_t lo = 0, hi = file->n_segs;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (file->segs[mid].offset + file->segs[mid].len <= offset)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
 }
 
 static ckpt_status fill_object(const ckpt_stream_job *c, const ckpt_seg *seg, uint64_t skip,
@@ -91,25 +64,47 @@ static ckpt_status fill_object(const ckpt_stream_job *c, const ckpt_seg *seg, ui
     return status;
 }
 
+/* Bytes [lo, hi) of the file, which lie in one chunk: what is shared is read where it went. */
+static ckpt_status fill_chunk(ckpt_worker *w, ckpt_stream_job *c, uint32_t f, const ckpt_seg *seg,
+                              const ckpt_range *shared, uint64_t lo, uint64_t hi, uint8_t *out,
+                              ckpt_err *err)
+{
+    ckpt_status status = CKPT_OK;
+    const ckpt_gather *g = &c->plan->chunks[seg->a][seg->b];
+    uint64_t a = ckpt_min_u64(ckpt_max_u64(shared->lo, lo), hi);
+    uint64_t b = ckpt_min_u64(ckpt_max_u64(shared->hi, a), hi);
+    ckpt_source *src = c->plan->model->src;
+    w->now = c->plan->out.tensors[seg->a].name;
+    if (a < b)
+        CKPT_CHECK(ckpt_stream_read_back(c, f, out + (a - lo), (size_t)(b - a), a, err));
+    else
+        b = a = hi;
+    if (lo < a)
+        CKPT_CHECK(
+            ckpt_gather_run(src, g, lo - seg->offset, (size_t)(a - lo), out, &w->scratch, err));
+    if (b < hi)
+        CKPT_CHECK(ckpt_gather_run(src, g, b - seg->offset, (size_t)(hi - b), out + (b - lo),
+                                   &w->scratch, err));
+done:
+    if (status != CKPT_OK)
+        ckpt_err_frame(err, "tensor '%s'", w->now);
+    return status;
+}
+
 /* Payload parts of the piece; literals come later, in file order. */
-static ckpt_status fill_payload(ckpt_worker *w, const ckpt_stream_job *c, uint32_t f, uint8_t *buf,
-                                uint64_t lo, uint64_t hi, ckpt_err *err)
+static ckpt_status fill_payload(ckpt_worker *w, ckpt_stream_job *c, uint32_t f, uint8_t *buf,
+                                uint64_t lo, uint64_t hi, const ckpt_range *shared, ckpt_err *err)
 {
     const ckpt_out_file *file = &c->plan->sink.files[f];
-    for (size_t s = seg_at(file, lo); s < file->n_segs && file->segs[s].offset < hi; s++) {
+    for (size_t s = ckpt_stream_seg(file, lo); s < file->n_segs && file->segs[s].offset < hi; s++) {
         const ckpt_seg *seg = &file->segs[s];
         uint64_t a = ckpt_max_u64(seg->offset, lo), b = ckpt_min_u64(seg->offset + seg->len, hi);
         uint8_t *out = buf + (a - lo);
         ckpt_status status = CKPT_OK;
-        if (seg->kind == CKPT_SEG_CHUNK) {
-            w->now = c->plan->out.tensors[seg->a].name;
-            status = ckpt_gather_run(c->plan->model->src, &c->plan->chunks[seg->a][seg->b],
-                                     a - seg->offset, (size_t)(b - a), out, &w->scratch, err);
-            if (status != CKPT_OK)
-                ckpt_err_frame(err, "tensor '%s'", c->plan->out.tensors[seg->a].name);
-        } else if (seg->kind == CKPT_SEG_OBJECT) {
+        if (seg->kind == CKPT_SEG_CHUNK)
+            status = fill_chunk(w, c, f, seg, shared, a, b, out, err);
+        else if (seg->kind == CKPT_SEG_OBJECT)
             status = fill_object(c, seg, a - seg->offset, (size_t)(b - a), out, err);
-        }
         if (status != CKPT_OK)
             return status;
     }
@@ -182,7 +177,7 @@ static ckpt_status fill_literals(ckpt_stream_job *c, uint32_t f, uint8_t *buf, u
     const ckpt_out_file *file = &c->plan->sink.files[f];
     ckpt_stream_file *of = &c->files[f];
     ckpt_status status = CKPT_OK;
-    for (size_t s = seg_at(file, lo);
+    for (size_t s = ckpt_stream_seg(file, lo);
          status == CKPT_OK && s < file->n_segs && file->segs[s].offset < hi; s++) {
         const ckpt_seg *seg = &file->segs[s];
         uint64_t a = ckpt_max_u64(seg->offset, lo), b = ckpt_min_u64(seg->offset + seg->len, hi);
@@ -204,110 +199,12 @@ static ckpt_status fill_literals(ckpt_stream_job *c, uint32_t f, uint8_t *buf, u
     return status;
 }
 
-static ckpt_journal_entry file_digests(const ckpt_stream_file *of)
-{
-    ckpt_journal_entry e = {.done = true};
-    ckpt_sha256_stream whole = of->whole, rest = of->rest;
-    ckpt_sha256_stream_final(&whole, e.sha256);
-    ckpt_sha256_stream_final(&rest, e.rest);
-    return e;
-}
-
-/* All bytes of a file are written. */
-static ckpt_status finish_file(ckpt_stream_job *c, uint32_t f, ckpt_err *err)
-{
-    ckpt_stream_file *of = &c->files[f];
-    ckpt_status status = CKPT_OK;
-    if (ckpt_sync_fd(of->fd) != 0)
-        status = ckpt_fail_errno(err, errno, "%s: fsync", of->path);
-    if (of->direct_fd >= 0)
-        close(of->direct_fd);
-    of->direct_fd = -1;
-    if (close(of->fd) != 0 && status == CKPT_OK)
-        status = ckpt_fail_errno(err, errno, "%s: close", of->path);
-    of->fd = -1;
-    if (status == CKPT_OK && c->journal != NULL) {
-        ckpt_journal_entry e = file_digests(of);
-        status = ckpt_journal_done(c->journal, f, &e, err);
-    }
-    return status;
-}
-
-static int open_direct(const char *path, uint64_t size, bool sparse)
-{
-    return size >= DIRECT_MIN && !sparse ? open(path, O_WRONLY | O_DIRECT | O_CLOEXEC) : -1;
-}
-
-/* A file that was closed after it had been created is opened by its first piece. */
-static ckpt_status ensure_open(ckpt_stream_job *c, uint32_t f, ckpt_err *err)
-{
-    ckpt_stream_file *of = &c->files[f];
-    ckpt_status status = CKPT_OK;
-    if (c->plan->sink.n_files <= OPEN_MAX_FILES)
-        return CKPT_OK;
-    pthread_mutex_lock(&c->open_lock);
-    if (of->fd < 0) {
-        of->direct_fd = open_direct(of->path, c->plan->sink.files[f].size, c->sparse);
-        of->fd = open(of->path, O_WRONLY | O_CLOEXEC);
-        if (of->fd < 0)
-            status = ckpt_fail_errno(err, errno, "%s", of->path);
-    }
-    pthread_mutex_unlock(&c->open_lock);
-    return status;
-}
-
-/* Buffered, without pages that are zero. */
-static ckpt_status write_around_holes(const ckpt_stream_file *of, const uint8_t *buf, uint64_t lo,
-                                      uint64_t hi, ckpt_err *err)
-{
-    uint64_t from = lo; /* [from, at) is to be written */
-    for (uint64_t at = lo, end; at <= hi; at = end) {
-        end = at < hi ? ckpt_min_u64((at / CKPT_PAGE + 1) * CKPT_PAGE, hi) : hi + 1;
-        bool hole = at == hi || ckpt_all_zero(buf + (at - lo), (size_t)(end - at));
-        if (!hole)
-            continue;
-        ckpt_status status =
-            from < at ? ckpt_pwrite_full(of->fd, buf + (from - lo), (size_t)(at - from), from, err)
-                      : CKPT_OK;
-        if (status != CKPT_OK)
-            return status;
-        from = end;
-    }
-    return CKPT_OK;
-}
-
-/* n more bytes were written, or went into the digest. */
-static ckpt_status count_bytes(ckpt_stream_job *c, uint32_t f, uint64_t n, ckpt_err *err)
-{
-    uint64_t all = 2 * c->plan->sink.files[f].size;
-    return atomic_fetch_add(&c->files[f].done, n) + n == all ? finish_file(c, f, err) : CKPT_OK;
-}
-
-static ckpt_status write_piece(ckpt_stream_job *c, uint32_t f, const uint8_t *buf, uint64_t lo,
-                               uint64_t hi, ckpt_err *err)
-{
-    ckpt_stream_file *of = &c->files[f];
-    ckpt_status status = ensure_open(c, f, err);
-    uint64_t n = hi - lo, direct = of->direct_fd >= 0 ? n / CKPT_PAGE * CKPT_PAGE : 0;
-    if (status != CKPT_OK)
-        return status;
-    if (direct > 0 && pwrite(of->direct_fd, buf, direct, (off_t)lo) != (ssize_t)direct)
-        direct = 0; /* the file system has second thoughts: buffered does everything */
-    if (c->sparse)
-        CKPT_TRY(write_around_holes(of, buf, lo, hi, err), "%s", of->path);
-    else if (n > direct)
-        CKPT_TRY(ckpt_pwrite_full(of->fd, buf + direct, (size_t)(n - direct), lo + direct, err),
-                 "%s", of->path);
-    status = count_bytes(c, f, n, err);
-done:
-    return status;
-}
-
 /* What an item holds of one file; step apart in its slot. */
 typedef struct part {
     uint32_t file;
     uint64_t lo, hi;
     uint8_t *buf;
+    ckpt_range shared;
 } part;
 
 static int list_parts(const ckpt_stream_job *c, const ckpt_item_of_work *it, uint8_t *buf,
@@ -397,7 +294,8 @@ static bool wait_for_leaves(ckpt_stream_job *c, const ckpt_item_of_work *it)
 static bool has_literal(const ckpt_stream_job *c, const part *p)
 {
     const ckpt_out_file *file = &c->plan->sink.files[p->file];
-    for (size_t s = seg_at(file, p->lo); s < file->n_segs && file->segs[s].offset < p->hi; s++)
+    for (size_t s = ckpt_stream_seg(file, p->lo); s < file->n_segs && file->segs[s].offset < p->hi;
+         s++)
         if (file->segs[s].kind == CKPT_SEG_LITERAL)
             return true;
     return false;
@@ -416,7 +314,7 @@ static ckpt_status pass_offer(ckpt_worker *w, ckpt_stream_job *c, ckpt_offer *o,
     int n = list_parts(c, o->item, o->slot->data, parts);
     ckpt_status status = pass_turnstile(w, c, o->item, parts, n, err);
     for (int i = 0; i < n && status == CKPT_OK; i++)
-        status = count_bytes(c, parts[i].file, parts[i].hi - parts[i].lo, err);
+        status = ckpt_stream_count(c, parts[i].file, parts[i].hi - parts[i].lo, err);
     return status;
 }
 
@@ -485,8 +383,10 @@ static ckpt_status do_piece(ckpt_worker *w, ckpt_stream_job *c, const ckpt_item_
         return CKPT_OK;
     int n = list_parts(c, it, slot->data, parts);
     for (int i = 0; i < n; i++) {
-        CKPT_CHECK(fill_payload(w, c, parts[i].file, parts[i].buf, parts[i].lo, parts[i].hi, err));
-        literal = literal || has_literal(c, &parts[i]);
+        part *p = &parts[i];
+        CKPT_CHECK(ckpt_stream_share(c, p->file, p->lo, p->hi, &p->shared, err));
+        CKPT_CHECK(fill_payload(w, c, p->file, p->buf, p->lo, p->hi, &p->shared, err));
+        literal = literal || has_literal(c, p);
     }
     ckpt_window_filled(window, slot);
     if (!wait_for_leaves(c, it))
@@ -496,7 +396,7 @@ static ckpt_status do_piece(ckpt_worker *w, ckpt_stream_job *c, const ckpt_item_
         return CKPT_OK;
     for (int i = 0; i < n; i++) {
         const part *p = &parts[i];
-        CKPT_CHECK(write_piece(c, p->file, p->buf, p->lo, p->hi, err));
+        CKPT_CHECK(ckpt_stream_write(c, p->file, p->buf, p->lo, p->hi, &p->shared, err));
         ckpt_job_advance(w, p->hi - p->lo);
     }
     let_slot_go(c, &c->offers[it->seq]);
@@ -516,126 +416,10 @@ static ckpt_status convert_item(ckpt_worker *w, size_t index, ckpt_err *err)
                             (int)it->n_leaves, err);
 }
 
-/* ---- files ------------------------------------------------------------------------------------- */
-
 static uint64_t step_of(const void *self, uint32_t f)
 {
     const ckpt_stream_job *c = self;
     return ckpt_stream_size(c, f) > 0 ? c->lanes[c->lane_of[f]].step : 0;
-}
-
-/* What was written is read back, by one that has left the window or by whom it was not for. */
-static ckpt_status read_back(void *self, uint32_t f, void *buf, size_t n, uint64_t offset,
-                             ckpt_err *err)
-{
-    ckpt_stream_job *c = self;
-    ckpt_stream_file *of = &c->files[f];
-    bool keep = c->plan->sink.n_files <= OPEN_MAX_FILES;
-    ckpt_status status = CKPT_OK;
-    int fd = -1;
-    pthread_mutex_lock(&c->open_lock);
-    if (of->read_fd >= 0)
-        fd = of->read_fd;
-    else if ((fd = open(of->path, O_RDONLY | O_CLOEXEC)) >= 0 && keep)
-        of->read_fd = fd;
-    pthread_mutex_unlock(&c->open_lock);
-    if (fd < 0)
-        return ckpt_fail_errno(err, errno, "%s", of->path);
-    CKPT_TRY(ckpt_pread_full(fd, buf, n, offset, err), "%s", of->path);
-done:
-    if (!keep)
-        close(fd);
-    return status;
-}
-
-/* Its path, and the directories that lead there. */
-static ckpt_status name_file(const ckpt_stream_job *c, size_t f, ckpt_err *err)
-{
-    const char *name = c->plan->sink.files[f].name;
-    char *path = c->plan->out.single_file ? ckpt_arena_strdup(c->arena, c->dir)
-                                          : ckpt_path_join(c->arena, c->dir, name);
-    if (path == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    c->files[f].path = path;
-    return CKPT_OK;
-}
-
-static ckpt_status open_file(const ckpt_stream_job *c, size_t f, ckpt_err *err)
-{
-    ckpt_status status = CKPT_OK;
-    const ckpt_out_file *file = &c->plan->sink.files[f];
-    ckpt_stream_file *of = &c->files[f];
-    bool sparse = c->sparse;
-    char *path = of->path;
-    char *slash = strrchr(path, '/');
-    if (!c->plan->out.single_file && slash != NULL) {
-        *slash = '\0';
-        CKPT_CHECK(ckpt_mkdirs(path, err));
-        *slash = '/';
-    }
-    of->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (of->fd < 0)
-        return ckpt_fail_errno(err, errno, "%s: create", path);
-    if (sparse && ftruncate(of->fd, (off_t)file->size) != 0)
-        return ckpt_fail_errno(err, errno, "%s: %llu bytes", path, (unsigned long long)file->size);
-    int rc = file->size > 0 && !sparse ? posix_fallocate(of->fd, 0, (off_t)file->size) : 0;
-    if (rc == ENOSPC || rc == EFBIG || rc == EDQUOT)
-        return ckpt_fail_errno(err, rc, "%s: %llu bytes", path, (unsigned long long)file->size);
-    if (file->size == 0 && ckpt_sync_fd(of->fd) != 0) /* no piece will come by */
-        return ckpt_fail_errno(err, errno, "%s: fsync", path);
-    if (file->size == 0 || c->plan->sink.n_files > OPEN_MAX_FILES) {
-        int rc_close = close(of->fd);
-        of->fd = -1;
-        if (rc_close != 0)
-            return ckpt_fail_errno(err, errno, "%s: close", path);
-        return CKPT_OK;
-    }
-    of->direct_fd = open_direct(path, file->size, sparse);
-done:
-    return status;
-}
-
-static ckpt_status open_files(ckpt_stream_job *c, ckpt_err *err)
-{
-    const ckpt_sink *sink = &c->plan->sink;
-    c->files = calloc(sink->n_files + 1, sizeof *c->files);
-    if (c->files == NULL)
-        return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
-    for (size_t f = 0; f < sink->n_files; f++) {
-        c->files[f].fd = c->files[f].direct_fd = c->files[f].read_fd = -1;
-        ckpt_sha256_stream_init(&c->files[f].whole);
-        ckpt_sha256_stream_init(&c->files[f].rest);
-    }
-    for (size_t f = 0; f < sink->n_files; f++) {
-        ckpt_status status = name_file(c, f, err);
-        if (status == CKPT_OK && !is_done(c, f) && is_mine(c, f))
-            status = open_file(c, f, err);
-        if (status != CKPT_OK)
-            return status;
-    }
-    return CKPT_OK;
-}
-
-static void close_files(ckpt_stream_job *c)
-{
-    for (size_t f = 0; c->files != NULL && f < c->plan->sink.n_files; f++) {
-        if (c->files[f].fd >= 0)
-            close(c->files[f].fd);
-        if (c->files[f].direct_fd >= 0)
-            close(c->files[f].direct_fd);
-        if (c->files[f].read_fd >= 0)
-            close(c->files[f].read_fd);
-    }
-    free(c->files);
-    for (size_t i = 0; i < c->n_lanes; i++) {
-        pthread_mutex_destroy(&c->lanes[i].lock);
-        pthread_cond_destroy(&c->lanes[i].turn);
-    }
-    free(c->lanes);
-    free(c->lane_of);
-    free(c->seqs);
-    free(c->offers);
-    free(c->owner);
 }
 
 /* ---- the job ------------------------------------------------------------------------------------ */
@@ -651,9 +435,9 @@ static ckpt_status divide_files(ckpt_stream_job *c, ckpt_err *err)
     if (c->owner == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t f = 0; f < sink->n_files; f++)
-        total += is_done(c, f) ? 0 : sink->files[f].size;
+        total += ckpt_stream_is_done(c, f) ? 0 : sink->files[f].size;
     for (size_t f = 0; f < sink->n_files; f++) {
-        uint64_t size = is_done(c, f) ? 0 : sink->files[f].size;
+        uint64_t size = ckpt_stream_is_done(c, f) ? 0 : sink->files[f].size;
         c->owner[f] = ckpt_share_of(c->share, at, size, total);
         at += size;
     }
@@ -664,7 +448,8 @@ static ckpt_status collect_files(const ckpt_stream_job *c, ckpt_convert_result *
 {
     const ckpt_sink *sink = &c->plan->sink;
     for (size_t f = 0; f < sink->n_files; f++) {
-        ckpt_journal_entry e = is_done(c, f) ? c->journal->files[f] : file_digests(&c->files[f]);
+        ckpt_journal_entry e = ckpt_stream_is_done(c, f) ? c->journal->files[f]
+                                                         : ckpt_stream_file_digests(&c->files[f]);
         memcpy(out->files[f].sha256, e.sha256, sizeof e.sha256);
         memcpy(out->files[f].rest, e.rest, sizeof e.rest);
         out->files[f].size = sink->files[f].size;
@@ -700,7 +485,7 @@ static ckpt_status run_share(ckpt_stream_job *c, ckpt_job *j, const ckpt_stream_
     for (size_t f = 0; f < src->n_files; f++)
         c->sparse = c->sparse || src->files[f].sparse;
     CKPT_CHECK(divide_files(c, err));
-    CKPT_CHECK(open_files(c, err));
+    CKPT_CHECK(ckpt_stream_open_files(c, err));
     CKPT_CHECK(ckpt_stream_lanes(c, &waves, err));
     CKPT_CHECK(open_buffers(c, j, waves, opts, err));
     CKPT_CHECK(ckpt_stream_order(c, j->slot, j->n_workers, err));
@@ -714,6 +499,19 @@ static ckpt_status run_share(ckpt_stream_job *c, ckpt_job *j, const ckpt_stream_
     CKPT_CHECK(ckpt_job_run(j));
 done:
     return status;
+}
+
+static void free_order(ckpt_stream_job *c)
+{
+    for (size_t i = 0; i < c->n_lanes; i++) {
+        pthread_mutex_destroy(&c->lanes[i].lock);
+        pthread_cond_destroy(&c->lanes[i].turn);
+    }
+    free(c->lanes);
+    free(c->lane_of);
+    free(c->seqs);
+    free(c->offers);
+    free(c->owner);
 }
 
 /* Everything is written, by all processes: the digests that are left, and those that must agree. */
@@ -741,7 +539,7 @@ static ckpt_status convert_files(ckpt_stream_job *c, const ckpt_stream_opts *opt
     out->files = ckpt_arena_array(c->arena, plan->sink.n_files, sizeof *out->files);
     status = ckpt_written_open(&c->written, plan, err);
     c->written.step = step_of;
-    c->written.fetch = read_back;
+    c->written.fetch = ckpt_stream_read_back;
     c->written.self = c;
     if (status == CKPT_OK)
         twins = calloc(2 * c->written.n_twins + 1, sizeof *twins);
@@ -780,7 +578,8 @@ ckpt_status ckpt_stream_convert(ckpt_plan *plan, const char *dir, const ckpt_str
     }
     pthread_mutex_init(&c.open_lock, NULL);
     status = convert_files(&c, opts, out, err);
-    close_files(&c);
+    ckpt_stream_close_files(&c);
+    free_order(&c);
     ckpt_leaf_shares_free(&c.shares);
     ckpt_written_close(&c.written);
     pthread_mutex_destroy(&c.open_lock);

@@ -66,11 +66,17 @@ typedef struct ckpt_stream_job {
     ckpt_item_of_work *items;
     size_t n_items;
     pthread_mutex_t open_lock;
-    bool sparse; /* the source has holes: what is zero becomes one */
+    atomic_bool no_sharing; /* of blocks with the source: it was tried */
+    bool sparse;            /* the source has holes: what is zero becomes one */
     const ckpt_share *share;
     int *owner;  /* rank that writes each file; NULL: this process, all */
     bool beside; /* leaves are hashed beside the file digest of a lane with one file */
 } ckpt_stream_job;
+
+/* Bytes [lo, hi) of a file; none if they are equal. */
+typedef struct ckpt_range {
+    uint64_t lo, hi;
+} ckpt_range;
 
 /* Bytes of a file that this run writes. */
 uint64_t ckpt_stream_size(const ckpt_stream_job *c, size_t f);
@@ -80,5 +86,28 @@ ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, bool *waves, ckpt_err *err) CK
  * those of all results and are divided: this process's, and late ones. */
 ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers,
                               ckpt_err *err) CKPT_MUST_USE;
+
+/* ---- output files (stream_files.c) --------------------------------------------------------------- */
+
+/* First segment that ends after `offset`. */
+size_t ckpt_stream_seg(const ckpt_out_file *file, uint64_t offset);
+/* Written by an earlier run. */
+bool ckpt_stream_is_done(const ckpt_stream_job *c, size_t f);
+ckpt_status ckpt_stream_open_files(ckpt_stream_job *c, ckpt_err *err) CKPT_MUST_USE;
+void ckpt_stream_close_files(ckpt_stream_job *c);
+/* Let blocks of [lo, hi) be those of the source, where they can: *shared, page-aligned, was not read. */
+ckpt_status ckpt_stream_share(ckpt_stream_job *c, uint32_t f, uint64_t lo, uint64_t hi,
+                              ckpt_range *shared, ckpt_err *err) CKPT_MUST_USE;
+/* [lo, hi) of file f without what is shared; buf and lo page-aligned. */
+ckpt_status ckpt_stream_write(ckpt_stream_job *c, uint32_t f, const uint8_t *buf, uint64_t lo,
+                              uint64_t hi, const ckpt_range *shared, ckpt_err *err) CKPT_MUST_USE;
+/* n more bytes of file f went into its digest. When all are written and digested, the file is synced,
+ * closed and entered into the journal. */
+ckpt_status ckpt_stream_count(ckpt_stream_job *c, uint32_t f, uint64_t n,
+                              ckpt_err *err) CKPT_MUST_USE;
+/* For ckpt_written: what was written (or shared) is read. self: the job. */
+ckpt_status ckpt_stream_read_back(void *self, uint32_t f, void *buf, size_t n, uint64_t offset,
+                                  ckpt_err *err) CKPT_MUST_USE;
+ckpt_journal_entry ckpt_stream_file_digests(const ckpt_stream_file *of);
 
 #endif

@@ -4,11 +4,17 @@
 #include "manifest.h"
 
 #include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define KIMI CKPT_FIXTURES "/hf/kimi_linear_tiny"
@@ -526,6 +532,112 @@ START_TEST(convert_from_a_changing_source_says_what_it_wrote)
 }
 END_TEST
 
+/* ---- blocks that are shared ---------------------------------------------------------------------- */
+
+/* The unit tests' ioctl. A file system that shares blocks, or one that says that it does not. */
+static enum { CLONE_REAL, CLONE_COPIES, CLONE_REFUSED } clones;
+static atomic_ullong clone_calls, clone_bytes;
+static int clone_victim = -1; /* written over once blocks of it are shared */
+
+static int clone_range(int to, const struct file_clone_range *r)
+{
+    uint8_t *buf = malloc(r->src_length);
+    atomic_fetch_add(&clone_calls, 1);
+    ck_assert_uint_eq(r->src_offset % 4096 + r->dest_offset % 4096 + r->src_length % 4096, 0);
+    if (clones == CLONE_REFUSED) {
+        free(buf);
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    ck_assert_int_eq(pread((int)r->src_fd, buf, r->src_length, (off_t)r->src_offset),
+                     (ssize_t)r->src_length);
+    ck_assert_int_eq(pwrite(to, buf, r->src_length, (off_t)r->dest_offset), (ssize_t)r->src_length);
+    memset(buf, 0xa5, r->src_length);
+    if (clone_victim >= 0)
+        ck_assert_int_eq(pwrite(clone_victim, buf, r->src_length, (off_t)r->src_offset),
+                         (ssize_t)r->src_length);
+    atomic_fetch_add(&clone_bytes, r->src_length);
+    free(buf);
+    return 0;
+}
+
+int ioctl(int fd, unsigned long request, ...)
+{
+    va_list ap;
+    va_start(ap, request);
+    void *arg = va_arg(ap, void *);
+    va_end(ap);
+    if (request == FICLONERANGE && clones != CLONE_REAL)
+        return clone_range(fd, arg);
+    return (int)syscall(SYS_ioctl, fd, request, arg);
+}
+
+#define SHARED_TENSOR ((uint64_t)3 << 20) /* bytes of each of two */
+
+static void write_two_tensors(const char *path)
+{
+    char header[512];
+    FILE *f = fopen(path, "wb");
+    int n = snprintf(header, sizeof header,
+                     "{\"a\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[0,%llu]},"
+                     "\"b\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}}",
+                     (unsigned long long)SHARED_TENSOR, (unsigned long long)SHARED_TENSOR,
+                     (unsigned long long)SHARED_TENSOR, (unsigned long long)SHARED_TENSOR,
+                     (unsigned long long)(2 * SHARED_TENSOR));
+    uint64_t len = (uint64_t)n;
+    ck_assert_ptr_nonnull(f);
+    ck_assert_uint_eq(fwrite(&len, 8, 1, f) + fwrite(header, 1, (size_t)n, f), 1 + (size_t)n);
+    for (uint64_t i = 0; i < 2 * SHARED_TENSOR / 8; i++) {
+        uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
+        ck_assert_uint_eq(fwrite(&x, 8, 1, f), 1);
+    }
+    ck_assert_int_eq(fclose(f), 0);
+}
+
+static bool same_bytes(const char *a, const char *b)
+{
+    ckpt_err err = {0};
+    ckpt_buf x = {0}, y = {0};
+    ck_assert_int_eq(ckpt_read_file(a, (uint64_t)1 << 30, &x, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_read_file(b, (uint64_t)1 << 30, &y, &err), CKPT_OK);
+    bool same = x.len == y.len && memcmp(x.data, y.data, x.len) == 0;
+    ckpt_buf_release(&x);
+    ckpt_buf_release(&y);
+    return same;
+}
+
+START_TEST(convert_shares_blocks_where_it_can)
+{
+    ckpt_convert_opts o = options("safetensors", "plain", 1, 1);
+    uint8_t want[32 * 4], got[32 * 4], root[32], root2[32];
+    char raw[80], first[96], second[96];
+    make_base();
+    snprintf(raw, sizeof raw, "%s/raw.safetensors", base);
+    write_two_tensors(raw);
+    ck_assert_uint_eq(convert(raw, "first", &o, &plain_stream, root, want), 1);
+    snprintf(first, sizeof first, "%s/first/model.safetensors", base);
+    /* asked once, and never again */
+    clones = CLONE_REFUSED;
+    ck_assert_uint_eq(convert(first, "refused", &o, &plain_stream, root2, got), 1);
+    ck_assert_uint_eq(atomic_load(&clone_calls), 1);
+    ck_assert_mem_eq(want, got, 32);
+    /* most is shared; that the source changes afterwards is of no matter, to bytes and digests */
+    clones = CLONE_COPIES;
+    clone_victim = open(first, O_WRONLY);
+    ck_assert_int_eq(convert(first, "second", &o, &plain_stream, root2, got), 1);
+    close(clone_victim);
+    clones = CLONE_REAL;
+    clone_victim = -1;
+    ck_assert_uint_ge(atomic_load(&clone_bytes), SHARED_TENSOR);
+    ck_assert_mem_eq(want, got, 32);
+    ck_assert_mem_eq(root, root2, 32);
+    snprintf(first, sizeof first, "%s/refused/model.safetensors", base);
+    snprintf(second, sizeof second, "%s/second/model.safetensors", base);
+    ck_assert(same_bytes(first, second));
+    drop_base();
+}
+END_TEST
+
 Suite *suite_stream(void)
 {
     Suite *s = suite_create("stream");
@@ -542,6 +654,7 @@ Suite *suite_stream(void)
     tcase_add_test(c, convert_interrupted_says_so);
     tcase_add_loop_test(c, convert_from_a_changing_source_says_what_it_wrote, 0,
                         (int)(sizeof shiftings / sizeof *shiftings));
+    tcase_add_test(c, convert_shares_blocks_where_it_can);
     suite_add_tcase(s, c);
     return s;
 }

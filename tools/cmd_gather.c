@@ -11,8 +11,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define DEPTH_MAX 8
@@ -283,6 +286,7 @@ done:
 
 /* ---- writing ------------------------------------------------------------------------------------ */
 
+/* to -1: for the digest alone. */
 static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf,
                               uint8_t digest[CKPT_SHA256_LEN], ckpt_err *err)
 {
@@ -291,7 +295,7 @@ static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf,
     for (uint64_t at = 0; at < size;) {
         size_t n = size - at < BLOCK ? (size_t)(size - at) : BLOCK;
         ckpt_status status = ckpt_pread_full(from, buf, n, at, err);
-        if (status == CKPT_OK)
+        if (status == CKPT_OK && to >= 0)
             status = ckpt_pwrite_full(to, buf, n, at, err);
         if (status == CKPT_OK)
             status = ckpt_check_interrupted(err);
@@ -302,6 +306,18 @@ static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf,
     }
     ckpt_sha256_stream_final(&sha, digest);
     return CKPT_OK;
+}
+
+/* Its blocks are shared where the file system can; what is digested is what `to` then holds. */
+static ckpt_status fill_file(int from, int to, uint64_t size, bool digested, uint8_t *buf,
+                             uint8_t digest[CKPT_SHA256_LEN], ckpt_err *err)
+{
+    struct stat st;
+    if (ioctl(to, FICLONE, from) != 0)
+        return copy_bytes(from, to, size, buf, digest, err);
+    if (fstat(to, &st) != 0 || (uint64_t)st.st_size != size)
+        return ckpt_fail(err, CKPT_E_IO, "changed while it was being read");
+    return digested ? copy_bytes(to, -1, size, buf, digest, err) : CKPT_OK;
 }
 
 static ckpt_status copy_file(gathering *g, const found *f, uint8_t *buf, ckpt_err *err)
@@ -321,13 +337,14 @@ static ckpt_status copy_file(gathering *g, const found *f, uint8_t *buf, ckpt_er
         status = ckpt_fail(err, CKPT_E_IO, "%s: changed while it was being read", f->path);
         goto done;
     }
-    to = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    to = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (to < 0) {
         status = ckpt_fail_errno(err, errno, "%s", path);
         goto done;
     }
     uint8_t digest[CKPT_SHA256_LEN];
-    CKPT_TRY(copy_bytes(from, to, size, buf, digest, err), "%s to %s", f->path, path);
+    CKPT_TRY(fill_file(from, to, size, f->manifest != NULL, buf, digest, err), "%s to %s", f->path,
+             path);
     if (f->manifest != NULL && memcmp(digest, f->sha256, sizeof digest) != 0) {
         status = ckpt_fail(err, CKPT_E_MISMATCH, "%s: contradicts its digest in %s", f->path,
                            f->manifest);
