@@ -118,7 +118,7 @@ typedef enum ckpt_eng_rule {
 } ckpt_eng_rule;
 
 typedef enum ckpt_eng_form {
-    CKPT_ENG_CHUNK, /* WY form, chunks of CKPT_ENG_CHUNK_LEN tokens: the fast one */
+    CKPT_ENG_CHUNK, /* WY form, chunks of CKPT_ENG_CHUNK_LEN tokens: the fast one (delta.c: when) */
     CKPT_ENG_STEP   /* token by token, the definition */
 } ckpt_eng_form;
 

@@ -358,11 +358,11 @@ START_TEST(heads_of_a_task_do_not_change_a_bit)
 }
 END_TEST
 
-/* Every head wide enough for tasks of one head, by its states' bytes. */
+/* Heads so wide, by the bytes of a state, that each goes by itself, also those that share a key head. */
 START_TEST(large_heads_in_tasks_equal_step_form)
 {
     const int64_t cu[] = {0, 21};
-    run r = make_run((ckpt_eng_delta){.rule = CKPT_ENG_KDA, .H = 3, .HV = 3, .K = 192, .V = 192},
+    run r = make_run((ckpt_eng_delta){.rule = CKPT_ENG_KDA, .H = _i, .HV = 3, .K = 192, .V = 192},
                      (ckpt_eng_seq){1, cu});
     engine.threads = 1;
     compare_forms(&r);
@@ -475,7 +475,8 @@ Suite *suite_engine_delta(void)
     tcase_add_test(tc, grouped_heads_equal_repeated_keys);
     tcase_add_loop_test(tc, threads_do_not_change_a_bit, 0, 2);
     tcase_add_loop_test(tc, heads_of_a_task_do_not_change_a_bit, 0, 6);
-    tcase_add_test(tc, large_heads_in_tasks_equal_step_form);
+    tcase_add_loop_test(tc, large_heads_in_tasks_equal_step_form, 1, 2);
+    tcase_add_loop_test(tc, large_heads_in_tasks_equal_step_form, 3, 4);
     tcase_add_loop_test(tc, extreme_decays_are_finite_and_equal_step_form, 0,
                         3 * CKPT_ENG_ISA_COUNT);
     tcase_add_loop_test(tc, nan_reaches_what_depends_on_it_and_nothing_else, 0, 2);
