@@ -28,7 +28,7 @@ typedef real vec_any __attribute__((vector_size(VB), aligned(CKPT_REAL / 8)));
  * checks of all that code take minutes to compile. */
 #ifdef CKPT_ROLLED
 #define K_UNROLL _Pragma("GCC unroll 1")
-#define K_SPECIAL static __attribute__((noinline))
+#define K_SPECIAL static __attribute__((noinline, unused))
 #else
 #define K_UNROLL _Pragma("GCC unroll 16")
 #define K_SPECIAL K_INLINE
