@@ -2,7 +2,12 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
+
+struct ckpt_cache_mark {
+    atomic_ullong passed; /* bytes before it are no longer wanted */
+};
 
 /* MemAvailable of /proc/meminfo, in bytes; 0: unknown. */
 static uint64_t memory_available(void)
@@ -37,14 +42,14 @@ void ckpt_cache_stream(ckpt_source *src, uint64_t available)
         return;
     src->passed = ckpt_arena_array(&src->arena, src->n_files, sizeof *src->passed);
     for (size_t i = 0; src->passed != NULL && i < src->n_files; i++)
-        atomic_init(&src->passed[i], 0);
+        atomic_init(&src->passed[i].passed, 0);
 }
 
 void ckpt_cache_passed(const ckpt_source *src, uint32_t file, uint64_t end)
 {
     if (src->passed == NULL || src->files[file].fd < 0)
         return;
-    atomic_ullong *passed = &src->passed[file];
+    atomic_ullong *passed = &src->passed[file].passed;
     unsigned long long before = atomic_load(passed);
     /* Who moves the mark lets the pages between go. */
     if (end >= before + 2 * CKPT_CACHE_LAG &&

@@ -8,7 +8,6 @@
 #include "dtype.h"
 #include "json.h"
 
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/uio.h>
 
@@ -98,8 +97,8 @@ typedef struct ckpt_source {
     /* The last n_virtual of files are none: read_at makes their bytes (decoded chunks of a file in
      * front of them, whose name they bear). */
     size_t n_virtual;
-    uint64_t cache_bytes;         /* room for what read_at decodes; 0: the container's choice */
-    atomic_ullong *passed;        /* per file, for cache.h; NULL: pages stay */
+    uint64_t cache_bytes;           /* room for what read_at decodes; 0: the container's choice */
+    struct ckpt_cache_mark *passed; /* per file, for cache.h; NULL: pages stay */
     unsigned reading;             /* count it up, and what read_at decoded before is decoded anew */
     struct ckpt_derived **packed; /* weights in 4 or 8 bits that were found (derive.h), by name */
     size_t n_packed;
