@@ -616,10 +616,11 @@ START_TEST(convert_shares_blocks_where_it_can)
     write_two_tensors(raw);
     ck_assert_uint_eq(convert(raw, "first", &o, &plain_stream, root, want), 1);
     snprintf(first, sizeof first, "%s/first/model.safetensors", base);
-    /* asked once, and never again */
+    /* asked for none of the later pieces: each worker may be at one when the answer comes */
     clones = CLONE_REFUSED;
     ck_assert_uint_eq(convert(first, "refused", &o, &plain_stream, root2, got), 1);
-    ck_assert_uint_eq(atomic_load(&clone_calls), 1);
+    ck_assert_uint_ge(atomic_load(&clone_calls), 1);
+    ck_assert_uint_le(atomic_load(&clone_calls), (unsigned)plain_stream.threads);
     ck_assert_mem_eq(want, got, 32);
     /* most is shared; that the source changes afterwards is of no matter, to bytes and digests */
     clones = CLONE_COPIES;
