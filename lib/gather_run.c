@@ -274,7 +274,7 @@ ckpt_status ckpt_gather_run(ckpt_source *src, const ckpt_gather *g, uint64_t lo,
                             uint8_t *out, ckpt_scratch *scratch, ckpt_err *err)
 {
     size_t half = scratch->cap / 2 / 64 * 64;
-    if (!g->swap && g->to == g->from && g->add_from == 0 && g->add_to == 0 && g->add_back == 0)
+    if (ckpt_gather_keeps_bytes(g))
         return run_window(src, g, lo, n, out, scratch->buf, scratch->cap, err);
     size_t from = (size_t)ckpt_dtype_get(g->from)->bits / 8;
     size_t to = (size_t)ckpt_dtype_get(g->to)->bits / 8;

@@ -38,6 +38,12 @@ typedef struct ckpt_gather {
     int8_t add_from, add_to, add_back;
 } ckpt_gather;
 
+/* Elements arrive with the bytes that they have in the file. */
+static inline bool ckpt_gather_keeps_bytes(const ckpt_gather *g)
+{
+    return !g->swap && g->to == g->from && g->add_from == 0 && g->add_to == 0 && g->add_back == 0;
+}
+
 /* Gather of a canonical tensor, row-major. */
 ckpt_status ckpt_plan_canon(const ckpt_model *model, size_t tensor, ckpt_arena *arena,
                             ckpt_gather *out, ckpt_err *err) CKPT_MUST_USE;

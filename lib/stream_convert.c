@@ -21,16 +21,10 @@
 #include "checked.h"
 #include "crc.h"
 #include "gather.h"
-#include "hole.h"
 #include "stream_internal.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define WAVE_MAX ((uint64_t)8 << 20) /* bytes of a piece of a lane of several files */
 #define WAVE_KEEP 4 /* slots beside the workers': a leaf of neighbouring files lies in few waves */

@@ -162,10 +162,10 @@ done:
 static bool is_plain(const ckpt_source *src, const ckpt_gather *g)
 {
     int bits = ckpt_dtype_get(g->from)->bits;
-    return g->n_copies == 1 && g->pad == 0 && g->to == g->from && !g->swap && g->add_from == 0 &&
-           g->add_to == 0 && g->add_back == 0 && bits % 8 == 0 && g->copies[0].n_loops == 1 &&
-           g->copies[0].loop[0].src == bits / 8 && g->copies[0].loop[0].dst == bits / 8 &&
-           g->copies[0].dst == 0 && ckpt_source_vectored(src, g->copies[0].file);
+    return ckpt_gather_keeps_bytes(g) && g->n_copies == 1 && g->pad == 0 && bits % 8 == 0 &&
+           g->copies[0].n_loops == 1 && g->copies[0].loop[0].src == bits / 8 &&
+           g->copies[0].loop[0].dst == bits / 8 && g->copies[0].dst == 0 &&
+           ckpt_source_vectored(src, g->copies[0].file);
 }
 
 /* The blocks within [lo, hi) that lie at the same place within a block of the source: from `at` on. */

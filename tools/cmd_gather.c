@@ -183,15 +183,17 @@ static ckpt_status miss(gathering *g, const char *name, const char *wanted_by, c
     return line != NULL ? ckpt_strings_push(&g->missing, line, err) : ckpt_tool_no_memory(err);
 }
 
-/* `name` beside the file that names it. *out: the one that is taken, NULL if it is missing. */
+/* `name` beside the file that names it. *out (or NULL): the one that is taken, NULL if it is missing. */
 static ckpt_status want(gathering *g, const found *by, const char *name, found **out, ckpt_err *err)
 {
     size_t dir = (size_t)(ckpt_basename(by->name) - by->name);
     const char *full = ckpt_arena_printf(&g->tool->arena, "%.*s%s", (int)dir, by->name, name);
     if (full == NULL)
         return ckpt_tool_no_memory(err);
-    *out = find(g, full);
-    return *out != NULL ? CKPT_OK : miss(g, full, by->name, err);
+    found *there = find(g, full);
+    if (out != NULL)
+        *out = there;
+    return there != NULL ? CKPT_OK : miss(g, full, by->name, err);
 }
 
 static ckpt_status want_index(gathering *g, const found *f, const ckpt_buf *text, ckpt_err *err)
@@ -206,8 +208,7 @@ static ckpt_status want_index(gathering *g, const found *f, const ckpt_buf *text
         if (name == NULL || (last != NULL && strcmp(last, name) == 0))
             continue;
         last = name;
-        found *there;
-        CKPT_CHECK(want(g, f, name, &there, err));
+        CKPT_CHECK(want(g, f, name, NULL, err));
     }
 done:
     ckpt_json_free(json);
@@ -220,9 +221,8 @@ static ckpt_status want_metadata(gathering *g, const found *f, const ckpt_buf *t
     ckpt_arena arena = {0};
     ckpt_dcp_meta meta = {0};
     CKPT_TRY(ckpt_dcp_meta_parse(text->data, text->len, &arena, &meta, err), "%s", f->path);
-    found *there;
     for (size_t i = 0; i < meta.n_paths; i++)
-        CKPT_CHECK(want(g, f, meta.paths[i], &there, err));
+        CKPT_CHECK(want(g, f, meta.paths[i], NULL, err));
 done:
     ckpt_json_free(meta.policy);
     ckpt_arena_free(&arena);
@@ -286,9 +286,9 @@ done:
 
 /* ---- writing ------------------------------------------------------------------------------------ */
 
-/* to -1: for the digest alone. */
-static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf,
-                              uint8_t digest[CKPT_SHA256_LEN], ckpt_err *err)
+/* to -1: for the digest alone; digest NULL: none is wanted. */
+static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf, uint8_t *digest,
+                              ckpt_err *err)
 {
     ckpt_sha256_stream sha;
     ckpt_sha256_stream_init(&sha);
@@ -301,23 +301,25 @@ static ckpt_status copy_bytes(int from, int to, uint64_t size, uint8_t *buf,
             status = ckpt_check_interrupted(err);
         if (status != CKPT_OK)
             return status;
-        ckpt_sha256_stream_update2(&sha, buf, n, NULL, NULL, 0);
+        if (digest != NULL)
+            ckpt_sha256_stream_update2(&sha, buf, n, NULL, NULL, 0);
         at += n;
     }
-    ckpt_sha256_stream_final(&sha, digest);
+    if (digest != NULL)
+        ckpt_sha256_stream_final(&sha, digest);
     return CKPT_OK;
 }
 
 /* Its blocks are shared where the file system can; what is digested is what `to` then holds. */
-static ckpt_status fill_file(int from, int to, uint64_t size, bool digested, uint8_t *buf,
-                             uint8_t digest[CKPT_SHA256_LEN], ckpt_err *err)
+static ckpt_status fill_file(int from, int to, uint64_t size, uint8_t *buf, uint8_t *digest,
+                             ckpt_err *err)
 {
     struct stat st;
     if (ioctl(to, FICLONE, from) != 0)
         return copy_bytes(from, to, size, buf, digest, err);
     if (fstat(to, &st) != 0 || (uint64_t)st.st_size != size)
         return ckpt_fail(err, CKPT_E_IO, "changed while it was being read");
-    return digested ? copy_bytes(to, -1, size, buf, digest, err) : CKPT_OK;
+    return digest != NULL ? copy_bytes(to, -1, size, buf, digest, err) : CKPT_OK;
 }
 
 static ckpt_status copy_file(gathering *g, const found *f, uint8_t *buf, ckpt_err *err)
@@ -343,8 +345,8 @@ static ckpt_status copy_file(gathering *g, const found *f, uint8_t *buf, ckpt_er
         goto done;
     }
     uint8_t digest[CKPT_SHA256_LEN];
-    CKPT_TRY(fill_file(from, to, size, f->manifest != NULL, buf, digest, err), "%s to %s", f->path,
-             path);
+    CKPT_TRY(fill_file(from, to, size, buf, f->manifest != NULL ? digest : NULL, err), "%s to %s",
+             f->path, path);
     if (f->manifest != NULL && memcmp(digest, f->sha256, sizeof digest) != 0) {
         status = ckpt_fail(err, CKPT_E_MISMATCH, "%s: contradicts its digest in %s", f->path,
                            f->manifest);
