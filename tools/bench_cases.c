@@ -280,7 +280,7 @@ static bool is_large(bench *b, const bench_case *c)
 
 static ckpt_status measure(bench *b, bench_case *c, ckpt_err *err)
 {
-    ckpt_status status;
+    ckpt_status status = CKPT_OK;
     size_t pairs = (size_t)b->pairs;
     bench_run own[MAX_PAIRS], other[MAX_PAIRS], first;
     if (c->prepare != NULL)

@@ -344,9 +344,8 @@ static ckpt_status copy_file(gathering *g, const found *f, uint8_t *buf, ckpt_er
         status = ckpt_fail_errno(err, errno, "%s", path);
         goto done;
     }
-    uint8_t digest[CKPT_SHA256_LEN];
-    CKPT_TRY(fill_file(from, to, size, buf, f->manifest != NULL ? digest : NULL, err), "%s to %s",
-             f->path, path);
+    uint8_t digest[CKPT_SHA256_LEN], *wanted = f->manifest != NULL ? digest : NULL;
+    CKPT_TRY(fill_file(from, to, size, buf, wanted, err), "%s to %s", f->path, path);
     if (f->manifest != NULL && memcmp(digest, f->sha256, sizeof digest) != 0) {
         status = ckpt_fail(err, CKPT_E_MISMATCH, "%s: contradicts its digest in %s", f->path,
                            f->manifest);
