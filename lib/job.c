@@ -2,6 +2,7 @@
 #include "checked.h"
 #include "gather.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -11,11 +12,22 @@
 #define SCRATCH_MAX ((uint64_t)1 << 20)
 #define SLOT_FAIR ((uint64_t)2 << 20)
 
+static int online(void)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 2 : n > INT_MAX ? INT_MAX : (int)n;
+}
+
 static int default_threads(void)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    long n = cores > 0 ? 2 * cores : 4;
-    return (int)(n < 8 ? 8 : n > 16 ? 16 : n);
+    int n = online();
+    return n < 4 ? 8 : n > 8 ? 16 : 2 * n;
+}
+
+int ckpt_job_cores(const ckpt_stream_opts *opts)
+{
+    int threads = opts != NULL && opts->threads > 0 ? opts->threads : default_threads();
+    return threads < online() ? threads : online();
 }
 
 typedef struct sizes {

@@ -50,6 +50,8 @@ struct ckpt_job {
 
 /* Choose workers and piece size so that all buffers fit opts->memory, and allocate them at once. */
 ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *err) CKPT_MUST_USE;
+/* Processors that its workers can keep busy. */
+int ckpt_job_cores(const ckpt_stream_opts *opts);
 /* Run all items; returns the first failure, whose message is then in the err of ckpt_job_open. */
 ckpt_status ckpt_job_run(ckpt_job *j) CKPT_MUST_USE;
 void ckpt_job_close(ckpt_job *j);

@@ -129,6 +129,8 @@ typedef struct ckpt_plan {
     /* How the output lies in the source of its own gathers: NULL, `map` above says it; else the tensor
      * of `out` that a file of model->src holds from its first byte to its last, -1: none. */
     const int64_t *image;
+    /* Nothing is written: the sink's files are those of model->src, whose bytes lie where they are. */
+    bool in_place;
     const char **lossy; /* one line each: what was approximated */
     size_t n_lossy;
     const char **dropped; /* one line each: what is left out and why */

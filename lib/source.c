@@ -280,6 +280,19 @@ ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t 
     return status;
 }
 
+ckpt_status ckpt_source_read_real(ckpt_source *src, uint32_t file, void *buf, size_t n,
+                                  uint64_t offset, ckpt_err *err)
+{
+    if (src->read_at != NULL || file >= src->n_files || src->files[file].fd >= 0)
+        return ckpt_source_read(src, file, buf, n, offset, err);
+    ckpt_file f = src->files[file];
+    f.on_demand = true;
+    ckpt_status status = ckpt_file_read(&f, buf, n, offset, err);
+    if (status != CKPT_OK)
+        ckpt_err_frame(err, "%s", f.path);
+    return status;
+}
+
 bool ckpt_source_vectored(const ckpt_source *src, uint32_t file)
 {
     return src->read_at == NULL && file < src->n_files && src->files[file].fd >= 0 &&

@@ -184,7 +184,8 @@ typedef struct ckpt_out {
 typedef enum ckpt_seg_kind {
     CKPT_SEG_LITERAL, /* bytes from sink->literal() */
     CKPT_SEG_CHUNK,   /* payload of tensors[a].chunks[b], row-major */
-    CKPT_SEG_OBJECT   /* payload of objects[a] */
+    CKPT_SEG_OBJECT,  /* payload of objects[a] */
+    CKPT_SEG_SOURCE   /* bytes of the source's file of the same number, at the same place */
 } ckpt_seg_kind;
 
 /* Segments of a file are in order, touch, and cover it exactly. */
@@ -195,9 +196,8 @@ typedef struct ckpt_seg {
     bool crc;  /* CHUNK/OBJECT: the executor computes CRC-32 (zip) of this payload and passes it to
                  the literal() calls of the LITERAL segments that follow, up to the next payload */
     bool more; /* CHUNK: the CRC goes on from the CHUNK segment just before */
-    bool
-        copy; /* CHUNK: another segment holds these bytes as well and is the one that is read back, so
-                  here they count as bytes of no tensor */
+    bool copy; /* these count as bytes of no tensor. CHUNK: another segment holds them as well and is
+                  the one that is read back */
 } ckpt_seg;
 
 typedef struct ckpt_out_file {
@@ -334,6 +334,9 @@ ckpt_status ckpt_source_warn(ckpt_source *src, ckpt_err *err, const char *fmt, .
     CKPT_PRINTF(3, 4);
 ckpt_status ckpt_source_read(ckpt_source *src, uint32_t file, void *buf, size_t n, uint64_t offset,
                              ckpt_err *err) CKPT_MUST_USE;
+/* The same for a real file that may hold no tensors and not be open: a description, a list of shards. */
+ckpt_status ckpt_source_read_real(ckpt_source *src, uint32_t file, void *buf, size_t n,
+                                  uint64_t offset, ckpt_err *err) CKPT_MUST_USE;
 /* Whether a file can be read into several pieces of memory by one call, and doing so (io.h). */
 bool ckpt_source_vectored(const ckpt_source *src, uint32_t file);
 ckpt_status ckpt_source_readv(ckpt_source *src, uint32_t file, const struct iovec *into, int n,

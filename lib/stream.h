@@ -73,11 +73,18 @@ ckpt_status ckpt_stream_digest(const ckpt_model *model, const ckpt_stream_opts *
                                ckpt_arena *arena, ckpt_tensor_hash *out,
                                uint8_t root[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;
 
-/* Digest files of a source: `rest` always (bytes outside canonical tensors), `sha256` of everything
- * when `whole`. out has src->n_files entries; files that are not open (fd -1) are opened by path,
- * virtual ones stay zero. */
-ckpt_status ckpt_stream_files(const ckpt_model *model, bool whole, const ckpt_stream_opts *opts,
-                              ckpt_arena *arena, ckpt_file_hash *out, ckpt_err *err) CKPT_MUST_USE;
+/* Digest what belongs to no canonical tensor: `size` and `rest` of every real file of the source. out
+ * has room for all of them. */
+ckpt_status ckpt_stream_rest(const ckpt_model *model, const ckpt_stream_opts *opts,
+                             ckpt_file_hash *out, ckpt_err *err) CKPT_MUST_USE;
+
+/* Both kinds of digests in one pass over the source: of canonical tensors [lo, hi), and of the whole and
+ * the rest of every real file. tensors: hi - lo entries, with leaves in `arena`; files: as many as the
+ * source has real ones; root: over these tensors, or NULL. opts must be given. */
+ckpt_status ckpt_stream_verify(const ckpt_model *model, size_t lo, size_t hi,
+                               const ckpt_stream_opts *opts, ckpt_arena *arena,
+                               ckpt_tensor_hash *tensors, ckpt_file_hash *files,
+                               uint8_t root[CKPT_SHA256_LEN], ckpt_err *err) CKPT_MUST_USE;
 
 /* Visit canonical tensors in parallel, in blocks: fn(self, tensor, lo, data, n) sees every byte of
  * every tensor once; calls for one tensor come in order from one thread at a time. For statistics,

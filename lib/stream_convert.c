@@ -99,6 +99,8 @@ static ckpt_status fill_payload(ckpt_worker *w, ckpt_stream_job *c, uint32_t f, 
             status = fill_chunk(w, c, f, seg, shared, a, b, out, err);
         else if (seg->kind == CKPT_SEG_OBJECT)
             status = fill_object(c, seg, a - seg->offset, (size_t)(b - a), out, err);
+        else if (seg->kind == CKPT_SEG_SOURCE)
+            status = ckpt_source_read_real(c->plan->model->src, f, out, (size_t)(b - a), a, err);
         if (status != CKPT_OK)
             return status;
     }
@@ -187,7 +189,7 @@ static ckpt_status fill_literals(ckpt_stream_job *c, uint32_t f, uint8_t *buf, u
             of->crc = ckpt_crc32(of->crc, at, (size_t)(b - a));
         if (seg->kind == CKPT_SEG_OBJECT || seg->copy)
             ckpt_sha256_stream_update2(&of->rest, at, (size_t)(b - a), NULL, NULL, 0);
-        else
+        else if (seg->kind == CKPT_SEG_CHUNK)
             status = rest_of_chunk(c, of, seg, a - seg->offset, at, b - a, err);
     }
     return status;
@@ -480,7 +482,7 @@ static ckpt_status run_share(ckpt_stream_job *c, ckpt_job *j, const ckpt_stream_
         c->sparse = c->sparse || src->files[f].sparse;
     CKPT_CHECK(divide_files(c, err));
     CKPT_CHECK(ckpt_stream_open_files(c, err));
-    CKPT_CHECK(ckpt_stream_lanes(c, &waves, err));
+    CKPT_CHECK(ckpt_stream_lanes(c, ckpt_job_cores(opts), &waves, err));
     CKPT_CHECK(open_buffers(c, j, waves, opts, err));
     CKPT_CHECK(ckpt_stream_order(c, j->slot, j->n_workers, err));
     CKPT_CHECK(ckpt_window_open(&c->written.window, j->slots, (size_t)j->n_workers + j->keep,

@@ -60,6 +60,8 @@ static ckpt_status finish_file(ckpt_stream_job *c, uint32_t f, ckpt_err *err)
 {
     ckpt_stream_file *of = &c->files[f];
     ckpt_status status = CKPT_OK;
+    if (c->plan->in_place)
+        return CKPT_OK;
     if (ckpt_sync_fd(of->fd) != 0)
         status = ckpt_fail_errno(err, errno, "%s: fsync", of->path);
     if (of->direct_fd >= 0)
@@ -147,6 +149,8 @@ ckpt_status ckpt_stream_write(ckpt_stream_job *c, uint32_t f, const uint8_t *buf
 {
     ckpt_status status;
     bool some = shared->lo < shared->hi;
+    if (c->plan->in_place)
+        return ckpt_stream_count(c, f, hi - lo, err);
     CKPT_CHECK(ensure_open(c, f, err));
     CKPT_CHECK(write_range(c, f, buf, lo, some ? shared->lo : hi, err));
     if (some)
@@ -225,6 +229,8 @@ ckpt_status ckpt_stream_read_back(void *self, uint32_t f, void *buf, size_t n, u
     bool keep = c->plan->sink.n_files <= OPEN_MAX_FILES;
     ckpt_status status = CKPT_OK;
     int fd = -1;
+    if (c->plan->in_place)
+        return ckpt_source_read(c->plan->model->src, f, buf, n, offset, err);
     pthread_mutex_lock(&c->open_lock);
     if (of->read_fd >= 0)
         fd = of->read_fd;
@@ -298,7 +304,7 @@ ckpt_status ckpt_stream_open_files(ckpt_stream_job *c, ckpt_err *err)
         ckpt_sha256_stream_init(&c->files[f].whole);
         ckpt_sha256_stream_init(&c->files[f].rest);
     }
-    for (size_t f = 0; f < sink->n_files; f++) {
+    for (size_t f = 0; f < sink->n_files && !c->plan->in_place; f++) {
         ckpt_status status = name_file(c, f, err);
         if (status == CKPT_OK && !ckpt_stream_is_done(c, f) && is_mine(c, f))
             status = open_file(c, f, err);

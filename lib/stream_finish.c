@@ -33,6 +33,8 @@ ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_written *written, ckpt_leaf_
                               ckpt_tensor_hash *originals, ckpt_tensor_hash *twins, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
+    /* Decoded bytes do not come through the window, but from the source itself. */
+    bool decoded = plan->in_place && plan->model->src->n_virtual > 0;
     const ckpt_result_tensor **order = malloc((plan->n_results + 1) * sizeof *order);
     if (order == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
@@ -41,8 +43,8 @@ ckpt_status ckpt_list_results(ckpt_plan *plan, ckpt_written *written, ckpt_leaf_
     qsort(order, plan->n_results, sizeof *order, write_order);
     for (size_t i = 0; i < plan->n_results; i++) {
         size_t at = (size_t)(order[i] - plan->results);
-        CKPT_CHECK(
-            ckpt_add_leaves(leaves, &written->results[at], written, arena, &hashes[at], err));
+        CKPT_CHECK(ckpt_add_leaves(leaves, &written->results[at], decoded ? NULL : written, arena,
+                                   &hashes[at], err));
         if (plan->results[at].changed)
             CKPT_CHECK(ckpt_add_leaves(leaves, &plan->results[at].original, NULL, arena,
                                        &originals[at], err));

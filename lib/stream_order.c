@@ -9,6 +9,7 @@
 #define WAVE_FILE_MIN ((uint64_t)1 << 20) /* smaller files have a lane of their own */
 /* Bytes of files that are in step for their digests alone: a run that is killed has none of them. */
 #define WAVE_TOTAL_MAX ((uint64_t)4 << 30)
+#define WAVE_CORES 3 /* processors that a lane of sixteen files and its leaves keep busy */
 #define BESIDE_MAX (2 * CKPT_PIECE_MAX) /* bytes of leaves beside one piece */
 
 static ckpt_status no_memory(ckpt_err *err)
@@ -25,8 +26,8 @@ uint64_t ckpt_stream_size(const ckpt_stream_job *c, size_t f)
 
 /* ---- lanes ------------------------------------------------------------------------------------- */
 
-/* How many files from f on share a lane: of those that this run writes, for a slot of the window holds
- * bytes of every file of its lane. */
+/* How many files from f on can share a lane: of those that this run writes, for a slot of the window
+ * holds bytes of every file of its lane. */
 static uint32_t lane_files(const ckpt_stream_job *c, size_t f)
 {
     const ckpt_sink *sink = &c->plan->sink;
@@ -35,15 +36,31 @@ static uint32_t lane_files(const ckpt_stream_job *c, size_t f)
         const ckpt_out_file *file = &sink->files[f + n];
         total += file->size;
         if (!file->is_data || file->size < WAVE_FILE_MIN || ckpt_stream_size(c, f + n) == 0 ||
-            (!sink->together && total > WAVE_TOTAL_MAX))
+            (!sink->together && !c->plan->in_place && total > WAVE_TOTAL_MAX))
             break;
     }
     return ckpt_sha256_stream_wide((int)n) ? n : 1;
 }
 
-ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, bool *waves, ckpt_err *err)
+/* A file of sixteen in a lane is digested for half the work of one by itself, but all of them by one
+ * processor at a time: eight times the work of one file. Too few such lanes would keep too few
+ * processors busy. */
+static bool waves_pay(const ckpt_stream_job *c, int cores)
 {
     const ckpt_sink *sink = &c->plan->sink;
+    int waves = 0;
+    for (size_t f = 0; f < sink->n_files && WAVE_CORES * waves < cores;) {
+        uint32_t n = lane_files(c, f);
+        waves += n > 1;
+        f += n;
+    }
+    return sink->together || WAVE_CORES * waves >= cores;
+}
+
+ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, int cores, bool *waves, ckpt_err *err)
+{
+    const ckpt_sink *sink = &c->plan->sink;
+    bool wide = waves_pay(c, cores);
     c->lanes = calloc(sink->n_files + 1, sizeof *c->lanes);
     c->lane_of = calloc(sink->n_files + 1, sizeof *c->lane_of);
     if (c->lanes == NULL || c->lane_of == NULL)
@@ -51,7 +68,7 @@ ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, bool *waves, ckpt_err *err)
     for (size_t f = 0; f < sink->n_files; f += c->lanes[c->n_lanes - 1].n) {
         ckpt_lane *l = &c->lanes[c->n_lanes++];
         l->first = (uint32_t)f;
-        l->n = lane_files(c, f);
+        l->n = wide ? lane_files(c, f) : 1;
         for (uint32_t i = 0; i < l->n; i++) {
             l->size = ckpt_max_u64(l->size, ckpt_stream_size(c, f + i));
             c->lane_of[f + i] = (uint32_t)(l - c->lanes);

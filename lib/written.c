@@ -139,7 +139,7 @@ static ckpt_status list_files(ckpt_written *w, ckpt_err *err)
 {
     const ckpt_sink *sink = &w->plan->sink;
     const ckpt_source *from = w->plan->model->src;
-    if (w->plan->image != NULL) {
+    if (w->plan->image != NULL || w->plan->in_place) {
         w->src.files = from->files;
         w->src.n_files = from->n_files;
         return CKPT_OK;
@@ -178,7 +178,7 @@ static ckpt_status gather_result(ckpt_written *w, const ckpt_result_tensor *r, c
                                  ckpt_err *err)
 {
     ckpt_canon canon;
-    if (w->plan->image != NULL) {
+    if (w->plan->image != NULL || w->plan->in_place) {
         *out = r->gather;
         return CKPT_OK;
     }
@@ -261,7 +261,7 @@ static ckpt_status list_twins(ckpt_written *w, ckpt_err *err)
         return no_memory(err);
     for (size_t i = 0; i < plan->n_repeats; i++)
         CKPT_CHECK(add_repeat(w, &plan->repeats[i], err));
-    for (size_t f = 0; f < plan->sink.n_files && plan->image == NULL; f++)
+    for (size_t f = 0; f < plan->sink.n_files && plan->image == NULL && !plan->in_place; f++)
         for (size_t s = 0; s < plan->sink.files[f].n_segs; s++)
             if (plan->sink.files[f].segs[s].copy)
                 CKPT_CHECK(add_copy(w, (uint32_t)f, &plan->sink.files[f].segs[s], err));

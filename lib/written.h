@@ -18,8 +18,8 @@ typedef struct ckpt_twin {
 typedef struct ckpt_written {
     const ckpt_plan *plan;
     ckpt_arena arena;
-    /* Files are those of the sink; or, when the plan has an image, those of its source; or, of a sink
-     * with calls, one for each tensor. */
+    /* Files are those of the sink; or, when the plan has an image or is in place, those of its source;
+     * or, of a sink with calls, one for each tensor. */
     ckpt_source src;
     ckpt_gather *results; /* per plan->results, row-major in the written dtype */
     ckpt_twin *twins;

@@ -191,7 +191,12 @@ static bool digest_share(par_rank *r)
     hashes = calloc(model.n_tensors + 1, sizeof *hashes);
     files = calloc(src.n_files + 1, sizeof *files);
     CKPT_CHECK(ckpt_stream_digest(&model, &stream, &arena, hashes, root, &r->err));
-    CKPT_CHECK(ckpt_stream_files(&model, true, &stream, &arena, files, &r->err));
+    if (memcmp(root, want->root, 32) != 0)
+        status = ckpt_fail(&r->err, CKPT_E_MISMATCH, "another root");
+    CKPT_CHECK(status);
+    memset(root, 0, sizeof root);
+    CKPT_CHECK(ckpt_stream_verify(&model, 0, model.n_tensors, &stream, &arena, hashes, files, root,
+                                  &r->err));
     if (memcmp(root, want->root, 32) != 0)
         status = ckpt_fail(&r->err, CKPT_E_MISMATCH, "another root");
     int seen = 0;

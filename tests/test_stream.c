@@ -151,9 +151,15 @@ START_TEST(convert_digests_say_what_the_files_hold)
     open_model(&out, base);
     ckpt_tensor_hash *hashes = calloc(out.model.n_tensors, sizeof *hashes);
     ckpt_file_hash *files = calloc(out.src.n_files, sizeof *files);
+    ckpt_file_hash *rest = calloc(out.src.n_files, sizeof *rest);
     ck_assert_int_eq(ckpt_stream_digest(&out.model, &plain_stream, &arena, hashes, root, &err),
                      CKPT_OK);
-    ck_assert_int_eq(ckpt_stream_files(&out.model, true, &plain_stream, &arena, files, &err),
+    ck_assert_mem_eq(root, result.root, 32);
+    memset(root, 0, sizeof root);
+    memset(hashes, 0, out.model.n_tensors * sizeof *hashes);
+    ck_assert_int_eq(ckpt_stream_rest(&out.model, &plain_stream, rest, &err), CKPT_OK);
+    ck_assert_int_eq(ckpt_stream_verify(&out.model, 0, out.model.n_tensors, &plain_stream, &arena,
+                                        hashes, files, root, &err),
                      CKPT_OK);
     ck_assert_mem_eq(root, result.root, 32);
     ck_assert_uint_eq(out.model.n_tensors, plan.n_results);
@@ -167,11 +173,14 @@ START_TEST(convert_digests_say_what_the_files_hold)
                 continue;
             ck_assert_mem_eq(files[i].sha256, result.files[f].sha256, 32);
             ck_assert_mem_eq(files[i].rest, result.files[f].rest, 32);
+            ck_assert_mem_eq(rest[i].rest, result.files[f].rest, 32);
+            ck_assert_uint_eq(rest[i].size, files[i].size);
             seen++;
         }
     ck_assert_int_ge(seen, 4);
     free(hashes);
     free(files);
+    free(rest);
     ckpt_plan_release(&plan);
     close_model(&src);
     close_model(&out);

@@ -101,7 +101,7 @@ static ckpt_status read_digests(ckpt_tool *tool, ckpt_manifest *m, const ckpt_mo
     ckpt_bar_start(&bar, "digests", tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(tool, &bar);
     CKPT_CHECK(ckpt_stream_digest(model, &opts, &tool->arena, out, NULL, err));
-    CKPT_CHECK(ckpt_stream_files(model, false, &opts, &tool->arena, files, err));
+    CKPT_CHECK(ckpt_stream_rest(model, &opts, files, err));
     size_t real = ckpt_source_n_real(src);
     bool single = m->n_files == 1 && real == 1; /* still under its temporary name */
     for (size_t f = 0; f < real; f++)

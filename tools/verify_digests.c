@@ -40,13 +40,18 @@ ckpt_status ckpt_verify_compute(verification *v, bool whole_files, ckpt_err *err
     ckpt_bar_start(&bar, "hash", v->tool->progress);
     ckpt_stream_opts opts = ckpt_tool_stream(v->tool, &bar);
     choose_part(v);
-    ckpt_model mine = v->model;
-    mine.tensors += v->lo;
-    mine.n_tensors = v->hi - v->lo;
-    status = ckpt_stream_digest(&mine, &opts, arena, v->tensors + v->lo,
-                                v->ranks < 2 ? v->root : NULL, err);
-    if (status == CKPT_OK && v->rank == 0)
-        status = ckpt_stream_files(&v->model, whole_files, &opts, arena, v->files, err);
+    uint8_t *root = v->ranks < 2 ? v->root : NULL;
+    if (whole_files && v->rank == 0) {
+        status = ckpt_stream_verify(&v->model, v->lo, v->hi, &opts, arena, v->tensors + v->lo,
+                                    v->files, root, err);
+    } else {
+        ckpt_model mine = v->model;
+        mine.tensors += v->lo;
+        mine.n_tensors = v->hi - v->lo;
+        status = ckpt_stream_digest(&mine, &opts, arena, v->tensors + v->lo, root, err);
+        if (status == CKPT_OK && v->rank == 0)
+            status = ckpt_stream_rest(&v->model, &opts, v->files, err);
+    }
     ckpt_bar_stop(&bar);
     if (status != CKPT_OK)
         ckpt_tool_frame(err, v->path);
