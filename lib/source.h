@@ -196,7 +196,8 @@ typedef struct ckpt_seg {
     bool crc;  /* CHUNK/OBJECT: the executor computes CRC-32 (zip) of this payload and passes it to
                  the literal() calls of the LITERAL segments that follow, up to the next payload */
     bool more; /* CHUNK: the CRC goes on from the CHUNK segment just before */
-    bool copy; /* these count as bytes of no tensor. CHUNK: another segment holds them as well and is
+    bool
+        copy; /* these count as bytes of no tensor. CHUNK: another segment holds them as well and is
                   the one that is read back */
 } ckpt_seg;
 

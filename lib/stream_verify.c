@@ -187,8 +187,8 @@ static ckpt_status list_segs(ckpt_plan *plan, size_t f, const span_list *covered
         uint64_t next = i < covered->n ? covered->span[i][0] : file->size;
         uint64_t end = i < covered->n ? covered->span[i][1] : file->size;
         if (next > at)
-            file->segs[file->n_segs++] = (ckpt_seg){
-                .offset = at, .len = next - at, .kind = CKPT_SEG_SOURCE, .copy = true};
+            file->segs[file->n_segs++] =
+                (ckpt_seg){.offset = at, .len = next - at, .kind = CKPT_SEG_SOURCE, .copy = true};
         at = ckpt_max_u64(at, next);
         if (end > at)
             file->segs[file->n_segs++] =
@@ -208,9 +208,8 @@ static ckpt_status list_files(ckpt_plan *plan, const span_list *covered, ckpt_er
     if (sink->files == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t f = 0; f < sink->n_files; f++) {
-        sink->files[f] = (ckpt_out_file){.name = src->files[f].name,
-                                         .size = src->files[f].size,
-                                         .is_data = covered[f].n > 0};
+        sink->files[f] = (ckpt_out_file){
+            .name = src->files[f].name, .size = src->files[f].size, .is_data = covered[f].n > 0};
         CKPT_CHECK(list_segs(plan, f, &covered[f], err));
         plan->total_bytes += src->files[f].size;
     }
