@@ -19,6 +19,9 @@ ckpt_status ENG(network_place)(ENG(network) * m, const ckpt_eng *e, bool gradien
     if (m->data == NULL || (gradients && m->grads == NULL))
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %lld parameters",
                          (long long)m->n_elements);
+    ckpt_large_pages(m->data, bytes);
+    if (gradients)
+        ckpt_large_pages(m->grads, bytes);
     m->matrices = m->data;
     for (size_t i = 0; i < m->n_params; i++) {
         ENG(param) *p = &m->params[i];

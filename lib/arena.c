@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define ARENA_ALIGN 16
 #define ARENA_FIRST_BLOCK ((size_t)4 << 10)
@@ -249,4 +250,13 @@ ckpt_status ckpt_grow(void **array, size_t *cap, size_t need, size_t elem, ckpt_
     *array = p;
     *cap = grown;
     return CKPT_OK;
+}
+
+void ckpt_large_pages(void *p, size_t n)
+{
+    const uintptr_t page = (uintptr_t)2 << 20;
+    uintptr_t first = ((uintptr_t)p + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)p + n) / page * page;
+    if (first < end)
+        (void)madvise((char *)p + (first - (uintptr_t)p), end - first, MADV_HUGEPAGE);
 }

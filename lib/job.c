@@ -90,7 +90,7 @@ ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *e
         j->workers = NULL;
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %d buffers", n);
     }
-    (void)madvise(arena, j->arena_bytes, MADV_HUGEPAGE);
+    ckpt_large_pages(arena, j->arena_bytes);
     j->arena = arena;
     j->slots = j->arena + (uint64_t)n * (piece + scratch);
     pthread_mutex_init(&j->lock, NULL);

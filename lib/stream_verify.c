@@ -245,14 +245,18 @@ ckpt_status ckpt_stream_verify(const ckpt_model *model, size_t lo, size_t hi,
                                uint8_t root[CKPT_SHA256_LEN], ckpt_err *err)
 {
     ckpt_status status;
+    ckpt_stream_opts few = *opts;
     ckpt_model same = *model;
     ckpt_plan plan = {.model = &same, .in_place = true};
     ckpt_convert_result result = {0};
     span_list *covered = NULL;
+    /* Nobody waits for a write: more workers than processors only drive each other out of the caches. */
+    if (few.threads == 0)
+        few.threads = ckpt_job_cores(opts) < 2 ? 2 : ckpt_job_cores(opts);
     CKPT_CHECK(cover_files(model, &covered, err));
     CKPT_CHECK(list_files(&plan, covered, err));
     CKPT_CHECK(list_tensors(&plan, lo, hi, err));
-    CKPT_CHECK(ckpt_stream_convert(&plan, NULL, opts, arena, &result, err));
+    CKPT_CHECK(ckpt_stream_convert(&plan, NULL, &few, arena, &result, err));
     memcpy(tensors, result.tensors, plan.n_results * sizeof *tensors);
     memcpy(files, result.files, plan.sink.n_files * sizeof *files);
     if (root != NULL)

@@ -1,6 +1,7 @@
 /* Context: the arena of one plan, threads, packed sequences (engine.h). */
 #include "engine.h"
 
+#include "arena.h"
 #include "checked.h"
 #include "device.h"
 
@@ -48,6 +49,8 @@ ckpt_status ckpt_eng_reserve(ckpt_eng *e, size_t bytes, ckpt_err *err)
             return status;
     } else if ((base = aligned_alloc(ALIGN, size)) == NULL) {
         return ckpt_fail(err, CKPT_E_NOMEM, "engine: cannot allocate %zu bytes", bytes);
+    } else {
+        ckpt_large_pages(base, size);
     }
     e->base = base;
     e->cap = size;
