@@ -28,7 +28,7 @@
 
 #define WAVE_MAX ((uint64_t)8 << 20) /* bytes of a piece of a lane of several files */
 #define WAVE_KEEP 4 /* slots beside the workers': a leaf of neighbouring files lies in few waves */
-#define PIECE_KEEP 16 /* two pieces of every lane in flight */
+#define LANE_KEEP 2 /* pieces of every lane that advances, of lanes of one file */
 
 /* ---- converting -------------------------------------------------------------------------------- */
 
@@ -467,7 +467,7 @@ static ckpt_status open_buffers(ckpt_stream_job *c, ckpt_job *j, bool waves,
         !waves && !cast && (opts->beside > 0 || (opts->beside == 0 && ckpt_sha256_stream_pairs()));
     j->piece = CKPT_LEAF_BYTES;
     j->slot = waves ? WAVE_MAX : CKPT_PIECE_MAX;
-    j->keep = waves ? WAVE_KEEP : PIECE_KEEP;
+    j->keep = waves ? WAVE_KEEP : LANE_KEEP * c->side_by_side;
     return ckpt_job_open(j, opts, err);
 }
 
@@ -477,14 +477,15 @@ static ckpt_status run_share(ckpt_stream_job *c, ckpt_job *j, const ckpt_stream_
 {
     ckpt_status status = CKPT_OK;
     bool waves = false;
+    int cores = ckpt_job_cores(opts);
     const ckpt_source *src = c->plan->model->src;
     for (size_t f = 0; f < src->n_files; f++)
         c->sparse = c->sparse || src->files[f].sparse;
     CKPT_CHECK(divide_files(c, err));
     CKPT_CHECK(ckpt_stream_open_files(c, err));
-    CKPT_CHECK(ckpt_stream_lanes(c, ckpt_job_cores(opts), &waves, err));
+    CKPT_CHECK(ckpt_stream_lanes(c, cores, &waves, err));
     CKPT_CHECK(open_buffers(c, j, waves, opts, err));
-    CKPT_CHECK(ckpt_stream_order(c, j->slot, j->n_workers, err));
+    CKPT_CHECK(ckpt_stream_order(c, j->slot, j->n_workers, cores, err));
     CKPT_CHECK(ckpt_window_open(&c->written.window, j->slots, (size_t)j->n_workers + j->keep,
                                 j->slot, c->n_pieces, &j->stop, err));
     j->n_items = c->n_items;

@@ -55,8 +55,9 @@ typedef struct ckpt_stream_job {
     ckpt_stream_file *files;
     ckpt_lane *lanes;
     size_t n_lanes;
-    uint32_t *lane_of; /* per file */
-    uint32_t *seqs;    /* of all pieces, lane by lane: their number in the order of work */
+    uint32_t side_by_side; /* lanes that advance together */
+    uint32_t *lane_of;     /* per file */
+    uint32_t *seqs;        /* of all pieces, lane by lane: their number in the order of work */
     size_t n_pieces;
     ckpt_offer *offers;    /* per number */
     ckpt_leaf_list leaves; /* that this process hashes while it writes, by due */
@@ -83,9 +84,9 @@ uint64_t ckpt_stream_size(const ckpt_stream_job *c, size_t f);
 /* Lanes, for so many processors; *waves: some have several files. */
 ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, int cores, bool *waves,
                               ckpt_err *err) CKPT_MUST_USE;
-/* Pieces of at most `slot` bytes and leaves in the order of work of so many workers. Leaves come with
+/* Pieces of at most `slot` bytes and leaves in the order of work of so many workers and processors. Leaves come with
  * those of all results and are divided: this process's, and late ones. */
-ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers,
+ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers, int cores,
                               ckpt_err *err) CKPT_MUST_USE;
 
 /* ---- output files (stream_files.c) --------------------------------------------------------------- */

@@ -5,11 +5,12 @@
 
 #include <stdlib.h>
 
-#define LANES_IN_FLIGHT 8
+#define LANES_MIN 8                       /* that advance side by side where processors are few */
 #define WAVE_FILE_MIN ((uint64_t)1 << 20) /* smaller files have a lane of their own */
 /* Bytes of files that are in step for their digests alone: a run that is killed has none of them. */
 #define WAVE_TOTAL_MAX ((uint64_t)4 << 30)
 #define WAVE_CORES 3 /* processors that a lane of sixteen files and its leaves keep busy */
+#define WAVES_MAX 2  /* such lanes side by side; more would take more memory than they are worth */
 #define BESIDE_MAX (2 * CKPT_PIECE_MAX) /* bytes of leaves beside one piece */
 
 static ckpt_status no_memory(ckpt_err *err)
@@ -49,7 +50,7 @@ static bool waves_pay(const ckpt_stream_job *c, int cores)
 {
     const ckpt_sink *sink = &c->plan->sink;
     int waves = 0;
-    for (size_t f = 0; f < sink->n_files && WAVE_CORES * waves < cores;) {
+    for (size_t f = 0; f < sink->n_files && waves < WAVES_MAX;) {
         uint32_t n = lane_files(c, f);
         waves += n > 1;
         f += n;
@@ -61,6 +62,7 @@ ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, int cores, bool *waves, ckpt_e
 {
     const ckpt_sink *sink = &c->plan->sink;
     bool wide = waves_pay(c, cores);
+    c->side_by_side = cores > LANES_MIN ? (uint32_t)cores : LANES_MIN;
     c->lanes = calloc(sink->n_files + 1, sizeof *c->lanes);
     c->lane_of = calloc(sink->n_files + 1, sizeof *c->lane_of);
     if (c->lanes == NULL || c->lane_of == NULL)
@@ -114,12 +116,14 @@ static ckpt_lane *least_far(const ckpt_stream_job *c, size_t begin, size_t end)
 
 /* Number the pieces: in groups of lanes, the lane that is least far first. Groups are no larger than
  * what the workers hash side by side: a run that is killed has finished the groups before. */
-static void number_pieces(ckpt_stream_job *c, int workers)
+static void number_pieces(ckpt_stream_job *c, int workers, int cores)
 {
     uint32_t seq = 0, most = 2 * (uint32_t)workers;
+    if (cores >= WAVE_CORES && most < WAVES_MAX * CKPT_SHA256_LANES)
+        most = WAVES_MAX * CKPT_SHA256_LANES;
     for (size_t group = 0, end; group < c->n_lanes; group = end) {
         uint32_t files = 0;
-        for (end = group; end < c->n_lanes && end - group < LANES_IN_FLIGHT; end++)
+        for (end = group; end < c->n_lanes && end - group < c->side_by_side; end++)
             if ((files += c->lanes[end].n) > most && end > group)
                 break;
         for (ckpt_lane *l; (l = least_far(c, group, end)) != NULL; l->passed += l->step)
@@ -255,13 +259,14 @@ static void add_groups(ckpt_stream_job *c, size_t *next, uint32_t seq, size_t le
     }
 }
 
-ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers, ckpt_err *err)
+ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers, int cores,
+                              ckpt_err *err)
 {
     ckpt_status status = count_pieces(c, slot, err);
     size_t next = 0;
     if (status != CKPT_OK)
         return status;
-    number_pieces(c, workers);
+    number_pieces(c, workers, cores);
     status = settle_leaves(c, err);
     if (status != CKPT_OK)
         return status;
