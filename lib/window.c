@@ -10,7 +10,9 @@ ckpt_status ckpt_window_open(ckpt_window *w, uint8_t *memory, size_t n, uint64_t
     w->filled = n_items < SIZE_MAX ? calloc((size_t)n_items + 1, 1) : NULL;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->moved, NULL);
-    pthread_cond_init(&w->freed, NULL);
+    for (size_t i = 0; i < CKPT_WINDOW_TURNS; i++)
+        pthread_cond_init(&w->turn[i], NULL);
+    w->awaited = UINT64_MAX;
     w->open = true;
     if (w->slots == NULL || w->filled == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory for %zu buffers", n);
@@ -25,7 +27,8 @@ void ckpt_window_close(ckpt_window *w)
         return;
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->moved);
-    pthread_cond_destroy(&w->freed);
+    for (size_t i = 0; i < CKPT_WINDOW_TURNS; i++)
+        pthread_cond_destroy(&w->turn[i]);
     free(w->slots);
     free(w->filled);
     *w = (ckpt_window){0};
@@ -37,8 +40,15 @@ void ckpt_window_wake(ckpt_window *w)
         return;
     pthread_mutex_lock(&w->lock);
     pthread_cond_broadcast(&w->moved);
-    pthread_cond_broadcast(&w->freed);
+    for (size_t i = 0; i < CKPT_WINDOW_TURNS; i++)
+        pthread_cond_broadcast(&w->turn[i]);
     pthread_mutex_unlock(&w->lock);
+}
+
+/* A slot may be had by whose turn it is. */
+static void wake_next(ckpt_window *w)
+{
+    pthread_cond_broadcast(&w->turn[w->next % CKPT_WINDOW_TURNS]);
 }
 
 /* The free slot, or the one whose bytes are the oldest of those that nobody needs. */
@@ -60,10 +70,10 @@ ckpt_slot *ckpt_window_take(ckpt_window *w, const ckpt_slot *want)
     ckpt_slot *s = NULL;
     pthread_mutex_lock(&w->lock);
     while (!atomic_load(w->stop) && (want->seq != w->next || (s = reusable(w)) == NULL))
-        pthread_cond_wait(&w->freed, &w->lock);
-    w->next += s != NULL;
-    pthread_cond_broadcast(&w->freed); /* the next item's turn */
+        pthread_cond_wait(&w->turn[want->seq % CKPT_WINDOW_TURNS], &w->lock);
     if (s != NULL) {
+        w->next++;
+        wake_next(w);
         uint8_t *data = s->data;
         *s = *want;
         s->data = data;
@@ -82,8 +92,10 @@ void ckpt_window_filled(ckpt_window *w, ckpt_slot *s)
     uint64_t before = w->prefix;
     while (w->prefix < w->n_items && w->filled[w->prefix])
         w->prefix++;
-    if (w->prefix != before)
+    if (w->prefix != before && (w->prefix > w->awaited || w->prefix == w->n_items)) {
+        w->awaited = UINT64_MAX; /* who still waits says so again */
         pthread_cond_broadcast(&w->moved);
+    }
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -91,15 +103,18 @@ void ckpt_window_written(ckpt_window *w, ckpt_slot *s)
 {
     pthread_mutex_lock(&w->lock);
     s->state = CKPT_SLOT_WRITTEN;
-    pthread_cond_broadcast(&w->freed);
+    if (s->pins == 0)
+        wake_next(w);
     pthread_mutex_unlock(&w->lock);
 }
 
 bool ckpt_window_wait(ckpt_window *w, uint64_t seq)
 {
     pthread_mutex_lock(&w->lock);
-    while (w->prefix <= seq && w->prefix < w->n_items && !atomic_load(w->stop))
+    while (w->prefix <= seq && w->prefix < w->n_items && !atomic_load(w->stop)) {
+        w->awaited = seq < w->awaited ? seq : w->awaited;
         pthread_cond_wait(&w->moved, &w->lock);
+    }
     bool there = w->prefix > seq || w->prefix >= w->n_items;
     pthread_mutex_unlock(&w->lock);
     return there;
@@ -131,8 +146,8 @@ const uint8_t *ckpt_window_pin(ckpt_window *w, uint32_t file, uint64_t offset, u
 
 static void unpin(ckpt_window *w, ckpt_slot *s)
 {
-    if (--s->pins == 0)
-        pthread_cond_broadcast(&w->freed);
+    if (--s->pins == 0 && s->state == CKPT_SLOT_WRITTEN)
+        wake_next(w);
 }
 
 void ckpt_window_unpin(ckpt_window *w, ckpt_slot *pin)

@@ -22,6 +22,8 @@ typedef enum ckpt_slot_state {
     CKPT_SLOT_WRITTEN
 } ckpt_slot_state;
 
+#define CKPT_WINDOW_TURNS 16
+
 /* [at, at + len) of files first to first + n - 1, `step` bytes apart in data. */
 typedef struct ckpt_slot {
     uint8_t *data;
@@ -40,9 +42,10 @@ typedef struct ckpt_window {
     uint64_t prefix;  /* items before it are all filled */
     const atomic_bool *stop;
     pthread_mutex_t lock;
-    pthread_cond_t moved; /* prefix */
-    uint64_t next;        /* item whose turn it is */
-    pthread_cond_t freed;
+    pthread_cond_t moved;                   /* prefix, past what somebody waits for */
+    uint64_t awaited;                       /* the earliest such item */
+    uint64_t next;                          /* item whose turn it is to get a slot */
+    pthread_cond_t turn[CKPT_WINDOW_TURNS]; /* of items by their number: only the next is woken */
     bool open;
 } ckpt_window;
 
