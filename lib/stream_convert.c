@@ -5,14 +5,16 @@
  *           leaves, which are hashed beside the file: a second stream is nearly free on the SHA unit
  *   leaves  sixteen Merkle leaves of canonical tensors, hashed side by side
  *
+ * A plan that is in place has nothing to write: its files are those of the source, verified.
+ *
  * Every source byte is read once. Leaves are hashed from the pieces in the window, where their bytes
  * are going to be written or were just written from, and what has left the window is read back from
  * the output: whatever becomes of the source meanwhile, digests are those of the output. Only a cast
  * reads twice, for the digest of what was before.
  *
- * Files that a sink lets advance together share a lane if there are enough of them for their digests
- * to run in the wide kernel, which is worth half a second of a gigabyte's one. Pieces of several lanes
- * are interleaved so that their serial digests run in parallel (stream_order.c). Who offers a piece while
+ * Neighbouring files share a lane if there are enough of them for their digests to run in the wide
+ * kernel, which halves that work, and few enough processors not to be kept waiting by it. Pieces of
+ * several lanes are interleaved so that their serial digests run in parallel (stream_order.c). Who offers a piece while
  * nobody serves the turnstile does so for all pieces that are there: the digest of one file is the
  * longest chain of a run, and never waits for somebody to wake up. A worker waits, at a turnstile for
  * the literals of its piece and for the pieces of its leaves, only for items that were handed out

@@ -55,7 +55,7 @@ static bool waves_pay(const ckpt_stream_job *c, int cores)
         waves += n > 1;
         f += n;
     }
-    return sink->together || WAVE_CORES * waves >= cores;
+    return WAVE_CORES * waves >= cores;
 }
 
 ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, int cores, bool *waves, ckpt_err *err)

@@ -2,6 +2,7 @@
  * digests say what files hold, casts and folds have the right values, refusals are refusals. */
 #include "derive.h"
 #include "manifest.h"
+#include "stream_internal.h"
 
 #include <check.h>
 #include <errno.h>
@@ -648,6 +649,46 @@ START_TEST(convert_shares_blocks_where_it_can)
 }
 END_TEST
 
+/* Sixteen files share a lane where the work they save is not paid for by processors that wait. */
+START_TEST(lanes_suit_the_processors)
+{
+    enum { FILES = 41 };
+    static const struct {
+        int cores;
+        size_t wide, narrow; /* lanes where the wide kernel is there, and where it is not */
+        uint32_t side_by_side;
+    } want[] = {
+        {1,  11, FILES, 8 },
+        {6,  11, FILES, 8 },
+        {7,  41, FILES, 8 },
+        {16, 41, FILES, 16}
+    };
+    ckpt_err err = {0};
+    ckpt_out_file files[FILES];
+    ckpt_model model = {0};
+    for (size_t f = 0; f < FILES; f++) /* the last holds no tensors */
+        files[f] = (ckpt_out_file){.size = (uint64_t)2 << 20, .is_data = f + 1 < FILES};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        ckpt_plan plan = {
+            .model = &model, .sink = {.files = files, .n_files = FILES}
+        };
+        ckpt_stream_job c = {.plan = &plan};
+        bool waves = false;
+        ck_assert_int_eq(ckpt_stream_lanes(&c, want[i].cores, &waves, &err), CKPT_OK);
+        size_t lanes = ckpt_sha256_stream_wide(16) ? want[i].wide : want[i].narrow;
+        ck_assert_uint_eq(c.n_lanes, lanes);
+        ck_assert(waves == (lanes < FILES));
+        ck_assert_uint_eq(c.side_by_side, want[i].side_by_side);
+        for (size_t l = 0; l < c.n_lanes; l++) {
+            pthread_mutex_destroy(&c.lanes[l].lock);
+            pthread_cond_destroy(&c.lanes[l].turn);
+        }
+        free(c.lanes);
+        free(c.lane_of);
+    }
+}
+END_TEST
+
 Suite *suite_stream(void)
 {
     Suite *s = suite_create("stream");
@@ -662,6 +703,7 @@ Suite *suite_stream(void)
     tcase_add_test(c, convert_nonzero_padding_is_reported);
     tcase_add_loop_test(c, convert_vocabulary_pads_by_megatrons_rule, 0, 4);
     tcase_add_test(c, convert_interrupted_says_so);
+    tcase_add_test(c, lanes_suit_the_processors);
     tcase_add_loop_test(c, convert_from_a_changing_source_says_what_it_wrote, 0,
                         (int)(sizeof shiftings / sizeof *shiftings));
     tcase_add_test(c, convert_shares_blocks_where_it_can);
