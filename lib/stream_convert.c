@@ -14,11 +14,11 @@
  *
  * Neighbouring files share a lane if there are enough of them for their digests to run in the wide
  * kernel, which halves that work, and few enough processors not to be kept waiting by it. Pieces of
- * several lanes are interleaved so that their serial digests run in parallel (stream_order.c). Who offers a piece while
- * nobody serves the turnstile does so for all pieces that are there: the digest of one file is the
- * longest chain of a run, and never waits for somebody to wake up. A worker waits, at a turnstile for
- * the literals of its piece and for the pieces of its leaves, only for items that were handed out
- * earlier, so the lowest item in flight never waits. */
+ * several lanes are interleaved so that their serial digests run in parallel (stream_order.c). Who
+ * offers a piece while nobody serves the turnstile does so for all pieces that are there: the digest
+ * of one file is the longest chain of a run, and never waits for somebody to wake up. A worker waits,
+ * at a turnstile for the literals of its piece and for the pieces of its leaves, only for items that
+ * were handed out earlier, so the lowest item in flight never waits. */
 #include "cache.h"
 #include "checked.h"
 #include "crc.h"

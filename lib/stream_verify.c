@@ -41,6 +41,22 @@ static int span_order(const void *a, const void *b)
     return x[0] < y[0] ? -1 : x[0] > y[0];
 }
 
+/* In order, none touching another: rows of tensors that take turns in a file become one span. */
+static void settle_spans(span_list *list)
+{
+    size_t n = 0;
+    if (list->n > 1)
+        qsort(list->span, list->n, sizeof *list->span, span_order);
+    for (size_t i = 0; i < list->n; i++)
+        if (n > 0 && list->span[i][0] <= list->span[n - 1][1]) {
+            list->span[n - 1][1] = ckpt_max_u64(list->span[n - 1][1], list->span[i][1]);
+        } else {
+            list->span[n][0] = list->span[i][0];
+            list->span[n++][1] = list->span[i][1];
+        }
+    list->n = n;
+}
+
 /* Runs of one gather; a computed tensor covers what it is computed from. */
 static ckpt_status cover_gather(span_list *covered, const ckpt_gather *g, ckpt_err *err)
 {
@@ -60,7 +76,7 @@ static ckpt_status cover_gather(span_list *covered, const ckpt_gather *g, ckpt_e
     return CKPT_OK;
 }
 
-/* Bytes of canonical tensors in every file, in order; spans may overlap. */
+/* Bytes of canonical tensors in every file. */
 static ckpt_status cover_files(const ckpt_model *model, span_list **out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -76,8 +92,7 @@ static ckpt_status cover_files(const ckpt_model *model, span_list **out, ckpt_er
         CKPT_CHECK(cover_gather(covered, &g, err));
     }
     for (size_t i = 0; i < files; i++)
-        if (covered[i].n > 1)
-            qsort(covered[i].span, covered[i].n, sizeof *covered[i].span, span_order);
+        settle_spans(&covered[i]);
 done:
     ckpt_arena_free(&arena);
     return status;
@@ -131,8 +146,7 @@ static ckpt_status rest_item(ckpt_worker *w, size_t index, ckpt_err *err)
     for (size_t i = 0; i <= covered->n; i++) {
         uint64_t next = i < covered->n ? covered->span[i][0] : size;
         CKPT_CHECK(feed_range(w, (uint32_t)index, &s, at, next, err));
-        if (i < covered->n)
-            at = ckpt_max_u64(at, covered->span[i][1]);
+        at = i < covered->n ? covered->span[i][1] : size;
     }
     ckpt_sha256_stream_final(&s, r->out[index].rest);
 done:
@@ -189,11 +203,10 @@ static ckpt_status list_segs(ckpt_plan *plan, size_t f, const span_list *covered
         if (next > at)
             file->segs[file->n_segs++] =
                 (ckpt_seg){.offset = at, .len = next - at, .kind = CKPT_SEG_SOURCE, .copy = true};
-        at = ckpt_max_u64(at, next);
-        if (end > at)
+        if (end > next)
             file->segs[file->n_segs++] =
-                (ckpt_seg){.offset = at, .len = end - at, .kind = CKPT_SEG_SOURCE};
-        at = ckpt_max_u64(at, end);
+                (ckpt_seg){.offset = next, .len = end - next, .kind = CKPT_SEG_SOURCE};
+        at = end;
     }
     return CKPT_OK;
 }
