@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Executor on a machine of many processors: seconds of verify, by files and by threads, and of convert, on
 # a source in shared memory so that no disk hides them. CKPT=program GEN=build/gen [SIZE=8G]
-# [DIR=/dev/shm] [OUT=directories to convert to, default DIR and TMPDIR]
+# [DIR=/dev/shm] [TARGETS=directories to convert to, default DIR and TMPDIR]
 set -euo pipefail
 : "${CKPT:?} ${GEN:?}"
 size=${SIZE:-8G} root=${DIR:-/dev/shm}
@@ -23,7 +23,7 @@ rm -rf "$dir/model" "$dir/64GiB"
 for ((threads = 1; threads <= $(nproc); threads *= 2)); do
     echo "verify --hash, $threads threads: $(median 3 "$CKPT" verify --hash "$dir/256MiB" --threads $threads)"
 done
-for out in ${OUT:-$root ${TMPDIR:-/tmp}}; do
+for out in ${TARGETS:-$root ${TMPDIR:-/tmp}}; do
     made=$(mktemp -d "$out/ckpt-cores.XXXXXX")
     for to in '--to safetensors --max-shard-size 64MiB' '--to torch_dist --layout megatron --tp 8'; do
         # shellcheck disable=SC2086
