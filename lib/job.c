@@ -63,6 +63,11 @@ static bool shrink(sizes *s)
     return true;
 }
 
+static void *get_memory(const sizes *s)
+{
+    return mmap(NULL, total(s), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+
 ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
@@ -71,6 +76,9 @@ ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *e
     sizes s = {n, j->piece > 0 ? j->piece : CKPT_PIECE_MAX, SCRATCH_MAX, j->slot, j->keep};
     while (total(&s) > memory && shrink(&s))
         ;
+    void *arena = get_memory(&s); /* what the system does not give is not needed: less will do */
+    while (arena == MAP_FAILED && shrink(&s))
+        arena = get_memory(&s);
     n = s.n;
     uint64_t piece = s.piece, scratch = s.scratch;
     j->piece = piece;
@@ -80,8 +88,6 @@ ckpt_status ckpt_job_open(ckpt_job *j, const ckpt_stream_opts *opts, ckpt_err *e
     j->progress = opts != NULL ? opts->progress : NULL;
     j->err = err;
     j->arena_bytes = total(&s);
-    void *arena =
-        mmap(NULL, j->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     j->workers = calloc((size_t)n, sizeof *j->workers);
     if (arena == MAP_FAILED || j->workers == NULL) {
         if (arena != MAP_FAILED)

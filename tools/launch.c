@@ -47,8 +47,10 @@ static void judge(watch *w, int rank, int how)
     char why[120];
     w->pids[rank] = 0;
     w->alive--;
-    if (WIFEXITED(how) && WEXITSTATUS(how) == 0) {
+    /* "Differs" is a result: the others go on to theirs, and rank 0 tells it. */
+    if (WIFEXITED(how) && WEXITSTATUS(how) <= ckpt_exit_code(CKPT_E_MISMATCH)) {
         tell_gone(w, rank, NULL);
+        w->code = w->code == 0 ? WEXITSTATUS(how) : w->code;
         return;
     }
     if (WIFSIGNALED(how))

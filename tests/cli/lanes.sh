@@ -22,7 +22,10 @@ f=$(find a -name '*.distcp' -size +1024k | sort | sed -n 5p); cp $f keep
 flip $f $(($(stat -c %s $f) / 2)); rc 1 verify a --hash --files; out "$(basename $f).*tensor '"; out "$(basename $f).*sha256|sha256.*$(basename $f)"; cp keep $f
 flip $f "$(grep -obUam1 ZZZZZZZZ $f | head -1 | cut -d: -f1)"; rc 1 verify a --hash --files; out "$(basename $f)"; no_out "tensor '"; cp keep $f
 truncate -s -4096 $f; rc 3 verify a --hash --files; one_line; cp keep $f
-rc 0 verify a --hash --files; rm -rf a keep
+rc 0 verify a --hash --files
+# where the system gives less memory than the buffers would take, less has to do
+sanitized any || (ulimit -v 400000; exec "$CKPT" verify a --hash --files --threads 64 >$OUT 2>$ERR) || fail "64 threads: $(cat $ERR)"
+rm -rf a keep
 # a dozen files of other containers
 for to in safetensors torch; do
     rc 0 convert src c --to $to --max-shard-size 25MB; rc 0 verify c --hash --files --strict

@@ -15,6 +15,8 @@ rc 0 verify $k --forward --launch 2 --json; [ "$(grep -c '"loss"' $OUT)" -eq 1 ]
 rc 0 convert $k m; rc 0 verify m --hash --launch 3; out 'all digests match'; silent
 flip m/model.safetensors 70000; rc 1 verify m --hash; cp $OUT one.txt
 rc 1 verify m --hash --launch 3; same one.txt $OUT; silent
+rc 1 verify m --hash --files; cp $OUT one.txt
+for _ in 1 2 3 4 5 6; do rc 1 verify m --hash --files --launch 5; same one.txt $OUT; silent; done # whoever is first to end
 rc 1 verify m --hash --launch 2 --quiet; one_line; err 'm: model.safetensors: tensor'
 rc 1 verify $k --forward --launch 2 --against $FIXTURES/hf/llama3_tiny; no_err 'exit status'
 # errors are one line
