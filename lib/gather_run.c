@@ -3,6 +3,7 @@
 #include "derive.h"
 #include "gather.h"
 #include "io.h"
+#include "spans.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -345,8 +346,7 @@ ckpt_status ckpt_copy_src_runs(const ckpt_copy *copy, int elem, ckpt_run_fn fn, 
 }
 
 typedef struct run_list {
-    uint64_t (*run)[2];
-    size_t n, cap;
+    ckpt_spans spans;
     uint64_t lo, hi;
 } run_list;
 
@@ -355,14 +355,7 @@ static ckpt_status collect_run(run_list *list, uint64_t at, uint64_t len, ckpt_e
     uint64_t a = ckpt_max_u64(at, list->lo), b = ckpt_min_u64(at + len, list->hi);
     if (a >= b)
         return CKPT_OK;
-    void *p = list->run;
-    ckpt_status status = ckpt_grow(&p, &list->cap, list->n + 1, sizeof *list->run, err);
-    list->run = p;
-    if (status == CKPT_OK) {
-        list->run[list->n][0] = a;
-        list->run[list->n++][1] = b;
-    }
-    return status;
+    return ckpt_spans_add(&list->spans, a, b - a, err);
 }
 
 static ckpt_status dst_runs(run_list *list, const ckpt_loop *loop, int n, uint64_t run, uint64_t at,
@@ -377,12 +370,6 @@ static ckpt_status dst_runs(run_list *list, const ckpt_loop *loop, int n, uint64
             return status;
     }
     return CKPT_OK;
-}
-
-static int run_order(const void *a, const void *b)
-{
-    const uint64_t *x = a, *y = b;
-    return x[0] < y[0] ? -1 : x[0] > y[0];
 }
 
 ckpt_status ckpt_gather_holes(const ckpt_gather *g, uint64_t lo, uint64_t n, ckpt_run_fn fn,
@@ -401,17 +388,9 @@ ckpt_status ckpt_gather_holes(const ckpt_gather *g, uint64_t lo, uint64_t n, ckp
             run *= (uint64_t)c->loop[--k].n;
         CKPT_CHECK(dst_runs(&list, c->loop, k, run, c->dst, err));
     }
-    if (list.n > 1)
-        qsort(list.run, list.n, sizeof *list.run, run_order);
-    uint64_t at = lo;
-    for (size_t i = 0; i <= list.n; i++) {
-        uint64_t next = i < list.n ? list.run[i][0] : lo + n;
-        if (next > at)
-            CKPT_CHECK(fn(self, at, next - at, err));
-        if (i < list.n)
-            at = ckpt_max_u64(at, list.run[i][1]);
-    }
+    ckpt_spans_settle(&list.spans);
+    status = ckpt_spans_gaps(&list.spans, lo, lo + n, fn, self, err);
 done:
-    free(list.run);
+    free(list.spans.span);
     return status;
 }

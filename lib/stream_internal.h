@@ -84,8 +84,8 @@ uint64_t ckpt_stream_size(const ckpt_stream_job *c, size_t f);
 /* Lanes, for so many processors; *waves: some have several files. */
 ckpt_status ckpt_stream_lanes(ckpt_stream_job *c, int cores, bool *waves,
                               ckpt_err *err) CKPT_MUST_USE;
-/* Pieces of at most `slot` bytes and leaves in the order of work of so many workers and processors. Leaves come with
- * those of all results and are divided: this process's, and late ones. */
+/* Pieces of at most `slot` bytes and leaves in the order of work of so many workers and processors.
+ * Leaves come with those of all results and are divided: this process's, and late ones. */
 ckpt_status ckpt_stream_order(ckpt_stream_job *c, uint64_t slot, int workers, int cores,
                               ckpt_err *err) CKPT_MUST_USE;
 

@@ -2,70 +2,25 @@
  * whole files together with those of the tensors. That pass is a run of the executor
  * (stream_convert.c) whose output is the source itself: its pieces go through turnstiles and window, and
  * are written nowhere. */
-#include "cache.h"
 #include "checked.h"
 #include "derive.h"
-#include "gather.h"
 #include "job.h"
+#include "spans.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- bytes of tensors -------------------------------------------------------------------------- */
 
-typedef struct span_list {
-    uint64_t (*span)[2]; /* [0] to [1] */
-    size_t n, cap;
-} span_list;
-
-static ckpt_status add_span(void *self, uint64_t offset, uint64_t len, ckpt_err *err)
-{
-    span_list *list = self;
-    if (list->n > 0 && list->span[list->n - 1][1] == offset) {
-        list->span[list->n - 1][1] += len;
-        return CKPT_OK;
-    }
-    void *p = list->span;
-    ckpt_status status = ckpt_grow(&p, &list->cap, list->n + 1, sizeof *list->span, err);
-    list->span = p;
-    if (status == CKPT_OK) {
-        list->span[list->n][0] = offset;
-        list->span[list->n++][1] = offset + len;
-    }
-    return status;
-}
-
-static int span_order(const void *a, const void *b)
-{
-    const uint64_t *x = a, *y = b;
-    return x[0] < y[0] ? -1 : x[0] > y[0];
-}
-
-/* In order, none touching another: rows of tensors that take turns in a file become one span. */
-static void settle_spans(span_list *list)
-{
-    size_t n = 0;
-    if (list->n > 1)
-        qsort(list->span, list->n, sizeof *list->span, span_order);
-    for (size_t i = 0; i < list->n; i++)
-        if (n > 0 && list->span[i][0] <= list->span[n - 1][1]) {
-            list->span[n - 1][1] = ckpt_max_u64(list->span[n - 1][1], list->span[i][1]);
-        } else {
-            list->span[n][0] = list->span[i][0];
-            list->span[n++][1] = list->span[i][1];
-        }
-    list->n = n;
-}
-
 /* Runs of one gather; a computed tensor covers what it is computed from. */
-static ckpt_status cover_gather(span_list *covered, const ckpt_gather *g, ckpt_err *err)
+static ckpt_status cover_gather(ckpt_spans *covered, const ckpt_gather *g, ckpt_err *err)
 {
     int bits = ckpt_dtype_get(g->from)->bits;
     for (size_t k = 0; k < g->n_copies; k++) {
         const ckpt_copy *copy = &g->copies[k];
         ckpt_status status;
         if (copy->derived == NULL)
-            status = ckpt_copy_src_runs(copy, bits % 8 == 0 ? bits / 8 : 1, add_span,
+            status = ckpt_copy_src_runs(copy, bits % 8 == 0 ? bits / 8 : 1, ckpt_spans_add,
                                         &covered[copy->file], err);
         else if ((status = cover_gather(covered, &copy->derived->a, err)) == CKPT_OK &&
                  (status = cover_gather(covered, &copy->derived->b, err)) == CKPT_OK)
@@ -77,12 +32,12 @@ static ckpt_status cover_gather(span_list *covered, const ckpt_gather *g, ckpt_e
 }
 
 /* Bytes of canonical tensors in every file. */
-static ckpt_status cover_files(const ckpt_model *model, span_list **out, ckpt_err *err)
+static ckpt_status cover_files(const ckpt_model *model, ckpt_spans **out, ckpt_err *err)
 {
     ckpt_status status = CKPT_OK;
     ckpt_arena arena = {0};
     size_t n = model->n_tensors, files = model->src->n_files;
-    span_list *covered = *out = calloc(files + 1, sizeof *covered);
+    ckpt_spans *covered = *out = calloc(files + 1, sizeof *covered);
     if (covered == NULL)
         return ckpt_fail(err, CKPT_E_NOMEM, "out of memory");
     for (size_t i = 0; i < n + model->n_copies; i++) {
@@ -92,13 +47,13 @@ static ckpt_status cover_files(const ckpt_model *model, span_list **out, ckpt_er
         CKPT_CHECK(cover_gather(covered, &g, err));
     }
     for (size_t i = 0; i < files; i++)
-        settle_spans(&covered[i]);
+        ckpt_spans_settle(&covered[i]);
 done:
     ckpt_arena_free(&arena);
     return status;
 }
 
-static void free_covered(span_list *covered, size_t n)
+static void free_covered(ckpt_spans *covered, size_t n)
 {
     for (size_t i = 0; covered != NULL && i < n; i++)
         free(covered[i].span);
@@ -109,23 +64,31 @@ static void free_covered(span_list *covered, size_t n)
 
 typedef struct rest_job {
     const ckpt_model *model;
-    const span_list *covered; /* per file */
+    const ckpt_spans *covered; /* per file */
     ckpt_file_hash *out;
     const ckpt_share *share;
     const int *owner; /* of each file; NULL: all are this process's */
 } rest_job;
 
-static ckpt_status feed_range(ckpt_worker *w, uint32_t file, ckpt_sha256_stream *s, uint64_t lo,
-                              uint64_t hi, ckpt_err *err)
+typedef struct rest_feed {
+    ckpt_worker *w;
+    ckpt_sha256_stream s;
+    uint32_t file;
+} rest_feed;
+
+static ckpt_status feed_range(void *self, uint64_t offset, uint64_t len, ckpt_err *err)
 {
-    const rest_job *r = w->job->self;
-    while (lo < hi) {
-        size_t n = (size_t)ckpt_min_u64(hi - lo, w->job->piece);
-        ckpt_status status = ckpt_source_read_real(r->model->src, file, w->buf, n, lo, err);
+    rest_feed *f = self;
+    const rest_job *r = f->w->job->self;
+    while (len > 0) {
+        size_t n = (size_t)ckpt_min_u64(len, f->w->job->piece);
+        ckpt_status status =
+            ckpt_source_read_real(r->model->src, f->file, f->w->buf, n, offset, err);
         if (status != CKPT_OK)
             return status;
-        ckpt_sha256_stream_update2(s, w->buf, n, NULL, NULL, 0);
-        lo += n;
+        ckpt_sha256_stream_update2(&f->s, f->w->buf, n, NULL, NULL, 0);
+        offset += n;
+        len -= n;
         if (ckpt_interrupted)
             return ckpt_fail(err, CKPT_E_INTERRUPTED, "interrupted");
     }
@@ -135,21 +98,15 @@ static ckpt_status feed_range(ckpt_worker *w, uint32_t file, ckpt_sha256_stream 
 static ckpt_status rest_item(ckpt_worker *w, size_t index, ckpt_err *err)
 {
     const rest_job *r = w->job->self;
-    const span_list *covered = &r->covered[index];
-    ckpt_status status = CKPT_OK;
-    ckpt_sha256_stream s;
-    uint64_t size = r->model->src->files[index].size, at = 0;
+    rest_feed f = {.w = w, .file = (uint32_t)index};
+    uint64_t size = r->model->src->files[index].size;
     if (r->owner != NULL && r->owner[index] != r->share->rank)
         return CKPT_OK;
     r->out[index].size = size;
-    ckpt_sha256_stream_init(&s);
-    for (size_t i = 0; i <= covered->n; i++) {
-        uint64_t next = i < covered->n ? covered->span[i][0] : size;
-        CKPT_CHECK(feed_range(w, (uint32_t)index, &s, at, next, err));
-        at = i < covered->n ? covered->span[i][1] : size;
-    }
-    ckpt_sha256_stream_final(&s, r->out[index].rest);
-done:
+    ckpt_sha256_stream_init(&f.s);
+    ckpt_status status = ckpt_spans_gaps(&r->covered[index], 0, size, feed_range, &f, err);
+    if (status == CKPT_OK)
+        ckpt_sha256_stream_final(&f.s, r->out[index].rest);
     return status;
 }
 
@@ -161,7 +118,7 @@ ckpt_status ckpt_stream_rest(const ckpt_model *model, const ckpt_stream_opts *op
     const ckpt_share *share = opts != NULL ? opts->share : NULL;
     uint64_t total = 0, at = 0;
     int *owner = ckpt_share_alone(share) ? NULL : calloc(real + 1, sizeof *owner);
-    span_list *covered = NULL;
+    ckpt_spans *covered = NULL;
     rest_job r = {.model = model, .out = out, .share = share, .owner = owner};
     ckpt_job j = {.run = rest_item, .self = &r, .n_items = real};
     if (owner == NULL && !ckpt_share_alone(share))
@@ -190,7 +147,7 @@ done:
 /* ---- everything in one pass -------------------------------------------------------------------- */
 
 /* A file's segments: what belongs to tensors, and what does not. */
-static ckpt_status list_segs(ckpt_plan *plan, size_t f, const span_list *covered, ckpt_err *err)
+static ckpt_status list_segs(ckpt_plan *plan, size_t f, const ckpt_spans *covered, ckpt_err *err)
 {
     ckpt_out_file *file = &plan->sink.files[f];
     uint64_t at = 0;
@@ -211,7 +168,7 @@ static ckpt_status list_segs(ckpt_plan *plan, size_t f, const span_list *covered
     return CKPT_OK;
 }
 
-static ckpt_status list_files(ckpt_plan *plan, const span_list *covered, ckpt_err *err)
+static ckpt_status list_files(ckpt_plan *plan, const ckpt_spans *covered, ckpt_err *err)
 {
     const ckpt_source *src = plan->model->src;
     ckpt_sink *sink = &plan->sink;
@@ -262,7 +219,7 @@ ckpt_status ckpt_stream_verify(const ckpt_model *model, size_t lo, size_t hi,
     ckpt_model same = *model;
     ckpt_plan plan = {.model = &same, .in_place = true};
     ckpt_convert_result result = {0};
-    span_list *covered = NULL;
+    ckpt_spans *covered = NULL;
     /* Nobody waits for a write: more workers than processors only drive each other out of the caches. */
     if (few.threads == 0)
         few.threads = ckpt_job_cores(opts) < 2 ? 2 : ckpt_job_cores(opts);
